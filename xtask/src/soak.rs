@@ -38,14 +38,24 @@ macro_rules! test {
 const NIGHT: &[(&str, &str)] = &[("REMANENCE_EFFORT", "night")];
 
 const RUNS: &[Run] = &[
-    run_of("log-sim", "simulated clusters of the remote log", NIGHT, test!("sim", "--test", "log")),
+    run_of(
+        "log-sim",
+        "simulated clusters of the remote log",
+        NIGHT,
+        test!("sim", "--test", "computes", "log::"),
+    ),
     run_of(
         "replicated",
         "simulated clusters of a replicated service",
         NIGHT,
-        test!("sim", "--test", "replicated"),
+        test!("sim", "--test", "computes", "replicated::"),
     ),
-    run_of("kv-cluster", "simulated clusters of the replicated store", NIGHT, test!("sim", "--test", "kv")),
+    run_of(
+        "kv-cluster",
+        "simulated clusters of the replicated store",
+        NIGHT,
+        test!("sim", "--test", "computes", "kv::"),
+    ),
     run_of(
         "log-crash",
         "the log's crashes at every persist point",

@@ -474,6 +474,31 @@ impl Takeover {
         !was_replaced && self.recent(at, now).is_some_and(|said| is_lost || is_promised(said))
     }
 
+    /// Whether any member has promised its log to somebody who did not become the primary, and takes nothing more of this one, which is the
+    /// primary in that epoch.
+    #[must_use]
+    pub fn has_promised_away(&self, epoch: Epoch, now: Duration) -> bool {
+        (0..self.members()).any(|at| self.wants_back(at, epoch, false, now))
+    }
+
+    /// How many members there are, this one included.
+    #[must_use]
+    pub const fn members(&self) -> usize {
+        self.said.len()
+    }
+
+    /// The lives of all others that were heard of lately; 0 for the rest.
+    #[must_use]
+    pub fn lives(&self, now: Duration) -> Vec<u64> {
+        (0..self.members()).map(|at| self.recent(at, now).map_or(0, |said| said.life)).collect()
+    }
+
+    /// Whether a member is gone, or was started again, that was there by these [lives](Self::lives).
+    #[must_use]
+    pub fn has_changed(&self, lives: &[u64], at: usize, now: Duration) -> bool {
+        lives[at] != 0 && self.gone(at, lives[at], now).is_some()
+    }
+
     fn has_stalled(&self, said: &Statement) -> bool {
         said.stalled >= self.watch.stall()
     }

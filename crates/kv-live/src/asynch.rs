@@ -41,7 +41,7 @@ use std::time::{Duration, Instant};
 use remanence_remote::{Deadlines, Face, Timer, elsewhere};
 use remanence_verbs::Context;
 
-use super::connector::{Connector, came_to_nothing, ends};
+use super::connector::Connector;
 use super::members::{LATE, Promises};
 use super::{ConnectOptions, Error, Page, PutOptions, Session, Version};
 use remanence_kv::client::{
@@ -763,10 +763,10 @@ fn doubt(ended: &Ended, changes: bool, vouched: bool) -> Option<Ended> {
     match ended {
         // Enough members have it, whoever is the primary now.
         Ended::Done(Output::Put(Ok(_)) | Output::Call(Ok(Reply::Done { version: 1.. }))) => None,
-        Ended::Done(Output::Put(Err(error)) | Output::Call(Err(error))) if ends(error) => Some(lost),
+        Ended::Done(Output::Put(Err(error)) | Output::Call(Err(error))) if error.ends_session() => Some(lost),
         Ended::Done(_) if vouched => None,
         // What it did not do was not done, whatever the reason was worth.
-        Ended::Done(Output::Put(Err(error)) | Output::Call(Err(error))) if came_to_nothing(error) => {
+        Ended::Done(Output::Put(Err(error)) | Output::Call(Err(error))) if error.came_to_nothing() => {
             Some(Ended::Lost)
         }
         Ended::Done(Output::Call(Ok(Reply::Done { version: 0 }))) => Some(Ended::Lost),

@@ -11,8 +11,6 @@ use remanence_verbs::Context;
 use super::members::{Members, Promises};
 use super::session::reactor;
 use super::{Asked, ConnectOptions, Error, MemberStats, Said, Session};
-use remanence_kv::client;
-use remanence_kv::proto::Refusal;
 use remanence_kv::view::View;
 
 /// Between two attempts to connect again.
@@ -128,16 +126,4 @@ impl Connector {
             Self::Members(members) => members.asked(),
         }
     }
-}
-
-/// Whether a change that was refused so has left no trace: it was refused before there was room for it.
-pub(super) const fn came_to_nothing(error: &client::Error) -> bool {
-    use Refusal::{BadKey, Full, TooLarge, TooMany, WrongVersion};
-    let client::Error::Refused(refusal) = error else { return false };
-    matches!(refusal, WrongVersion { .. } | Full | TooLarge { .. } | TooMany | BadKey)
-}
-
-/// Whether a refusal is the end of a session with a primary.
-pub(super) const fn ends(error: &client::Error) -> bool {
-    matches!(error, client::Error::Refused(Refusal::Medium | Refusal::Fenced))
 }

@@ -11,13 +11,12 @@ use super::StoreStats;
 use super::local::{Line, Lines};
 use super::member::Upkeep;
 use super::memory::Memory;
-use super::turns::Turns;
 use super::wire::{
     ANSWER_HEADER, ANSWER_MAX, ANSWERS_MAX, Answer, Call, Hello, Key, REQUEST_MAX, VERSION, What, emit_keyed,
     emit_words, parse_words,
 };
 use remanence_kv::proto::{Changed, Inline, Refusal, Reply, Request};
-use remanence_kv::server::{ClientId, Event, Named, Server};
+use remanence_kv::server::{ClientId, Event, Named, Server, Turns};
 use remanence_kv::view::{Mode, View};
 
 /// Small things that are done in one step: one wait for the medium covers them all.
@@ -85,6 +84,11 @@ impl Clock {
     pub(super) fn now(&self) -> u64 {
         self.at + self.begin.elapsed().as_millis() as u64
     }
+
+    /// A time, since the server began.
+    fn since(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.begin)
+    }
 }
 
 impl std::fmt::Debug for Host {
@@ -125,7 +129,7 @@ impl Host {
             boot: view.boot,
             calls: 0,
             ended: 0,
-            turns: Turns::new(now),
+            turns: Turns::new(Duration::ZERO),
             last_probe: now,
             next_turn: None,
             to_clean: BTreeSet::new(),
@@ -536,16 +540,16 @@ impl Host {
 
     /// How long there is nothing to do, if nobody asks for anything.
     fn rest(&self, now: Instant) -> Duration {
-        let soon = self.turns.rest(now, Duration::MAX);
+        let soon = self.turns.rest(self.clock.since(now), Duration::MAX);
         if soon < Duration::MAX {
             return soon;
         }
         let core = self.core.deadline().map(|at| Duration::from_millis(at.saturating_sub(self.clock.now())));
         let is_probed = self.peers.len() > self.locals.len();
         let probe = is_probed.then(|| (self.last_probe + PROBE).saturating_duration_since(now));
-        let upkeep = self.upkeep.as_ref().map(|upkeep| upkeep.next(now));
+        let upkeep = self.upkeep.as_ref().map(|upkeep| upkeep.next());
         let next = [core, probe, upkeep].into_iter().flatten().min();
-        self.turns.rest(now, next.unwrap_or(Duration::MAX))
+        self.turns.rest(self.clock.since(now), next.unwrap_or(Duration::MAX))
     }
 
     fn do_turn(&mut self, messages: usize) -> Result<(), Refusal> {
@@ -555,13 +559,14 @@ impl Host {
             self.forget_ended()?;
         }
         let now = Instant::now();
-        if self.turns.is_due(now, messages) {
+        let begin = self.clock.since(now);
+        if self.turns.is_due(begin, messages) {
             if !self.to_clean.is_empty() && !self.core.usage().cleaning {
                 self.clean_next()?;
             }
             let more = self.core.step(self.clock.now(), BUDGET)?;
             let work = !self.to_clean.is_empty() || self.core.is_settling();
-            self.turns.stepped(now, Instant::now(), more, work);
+            self.turns.stepped(begin, self.clock.since(Instant::now()), more, work);
         }
         if let Some(upkeep) = &mut self.upkeep {
             // The primary no more: as if the medium had failed.

@@ -54,7 +54,6 @@ mod server;
 mod session;
 mod stats;
 mod store;
-mod turns;
 mod wire;
 
 pub use asynch::{AsyncStore, Cancelled, Cancelling, Pending};

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use remanence_verbs::Context;
 
-use super::connector::{Connector, RETRY, came_to_nothing, ends};
+use super::connector::{Connector, RETRY};
 use super::members::Members;
 use super::session::reactor;
 use super::wire::{What, emit_words, parse_words};
@@ -305,10 +305,10 @@ impl Store {
                     for (n, outcome) in lot.iter().zip(done) {
                         match outcome {
                             // Who was replaced cannot know what a key has now; what it has shipped stands.
-                            Err(error) if !vouched && came_to_nothing(&error) => next.push(*n),
+                            Err(error) if !vouched && error.came_to_nothing() => next.push(*n),
                             // It is the primary no more, or has cut this client off when the value may have been written
                             // already. Whoever is the primary may have it, or not.
-                            Err(error) if self.is_replicated() && (!vouched || ends(&error)) => {
+                            Err(error) if self.is_replicated() && (!vouched || error.ends_session()) => {
                                 fenced.get_or_insert(Error::Deposed);
                                 let error = Box::new(Error::Deposed);
                                 outcomes[*n] = Some(Err(Error::Unknown(error)));
@@ -326,7 +326,7 @@ impl Store {
                     let why = error.reason();
                     for ((change, done), n) in many.outcomes().zip(&lot) {
                         match done {
-                            Some(Err(error)) if self.is_replicated() && came_to_nothing(error) => {
+                            Some(Err(error)) if self.is_replicated() && error.came_to_nothing() => {
                                 next.push(*n)
                             }
                             Some(Err(_)) if self.is_replicated() => {

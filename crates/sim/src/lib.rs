@@ -37,7 +37,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 pub use network::{Faults, Traffic};
 pub use params::{Mix, Params, Plan};
-pub use report::{Counts, Failure, Outcome};
+pub use report::{Counters, Counts, Failure, Outcome};
 pub use rng::Ppm;
 use trace::Trace;
 use world::{Violation, World};

@@ -20,15 +20,20 @@ macro_rules! counters {
             }
         }
 
-        impl $name {
-            /// Names and values.
-            pub(crate) fn fields(&self) -> Vec<(&'static str, u64)> {
+        impl $crate::report::Counters for $name {
+            fn fields(&self) -> Vec<(&'static str, u64)> {
                 vec![$((stringify!($field), self.$field),)*]
             }
         }
     };
 }
 pub(crate) use counters;
+
+/// What was counted in a run, which can be added up over runs.
+pub trait Counters: Copy + Eq + Default + fmt::Debug + std::ops::AddAssign {
+    /// Names and values.
+    fn fields(&self) -> Vec<(&'static str, u64)>;
+}
 
 counters! {
 /// What happened in a run, counted.

@@ -3,7 +3,10 @@
 use std::time::Instant;
 
 use remanence_remotelog::Mode;
-use remanence_sim::cluster::{kv, log, replicated};
+use remanence_sim::cluster::kv::Kv;
+use remanence_sim::cluster::log::Log;
+use remanence_sim::cluster::replicated::Replicated;
+use remanence_sim::cluster::{self, Plan, Service};
 use remanence_sim::{Params, run as simulate};
 
 use crate::fail::Fail;
@@ -49,7 +52,7 @@ pub(crate) struct Args {
     /// How many of them must have a record before it is acknowledged
     #[arg(long, value_name = "N", requires = "servers", value_parser = clap::value_parser!(u16).range(1..=16))]
     acks: Option<u16>,
-    /// How the ends of a log's records are found: singleton or compound
+    /// How the ends of a log's records are found (also that of a service): singleton or compound
     #[arg(long, value_name = "MODE", value_parser = parse_mode)]
     mode: Option<Mode>,
     /// Operations of each client of a store or a service, at most
@@ -97,86 +100,83 @@ fn parse_seeds(text: &str) -> Result<(u64, u64), String> {
     bounds.filter(|(from, to)| from < to).ok_or_else(|| format!("{text:?} are no seeds; write 0..500"))
 }
 
-/// Refuses options of other clusters than the one that is run.
-fn check(args: &Args) -> Result<(), Fail> {
-    use Cluster::{Engines, Kv, Log, Replicated};
-    let given = [
-        ("--ops", args.ops.is_some(), &[Engines][..], "--cluster engines"),
-        ("--faults", args.faults.is_some(), &[Log, Kv, Replicated], "--cluster log, kv and replicated"),
-        ("--sessions", args.sessions.is_some(), &[Log], "--cluster log"),
-        ("--records", args.records.is_some(), &[Log], "--cluster log"),
-        ("--servers", args.servers.is_some(), &[Log, Kv, Replicated], "--cluster log, kv and replicated"),
-        ("--mode", args.mode.is_some(), &[Log], "--cluster log"),
-        ("--operations", args.operations.is_some(), &[Kv, Replicated], "--cluster kv and replicated"),
-    ];
-    let strange = given.into_iter().find(|(_, given, of, _)| *given && !of.contains(&args.cluster));
-    strange.map_or(Ok(()), |(option, _, _, with)| Err(Fail::new(format!("{option} goes with {with}"))))
+impl Args {
+    /// How long a run is to be, by the names of the options that say so.
+    fn lengths(&self) -> [(&'static str, Option<u32>); 3] {
+        [("sessions", self.sessions), ("records", self.records), ("operations", self.operations)]
+    }
+}
+
+/// Refuses an option that does not go with the cluster that is run, if it was given.
+fn refuse(option: &str, is_given: bool, name: &str) -> Result<(), Fail> {
+    let why = || {
+        format!("--{option} does not go with --cluster {name}; rem sim --help says what each cluster runs")
+    };
+    if is_given { Err(Fail::new(why())) } else { Ok(()) }
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Fail> {
-    check(args)?;
-    let quorum = args.servers.zip(args.acks);
-    let faults = args.faults.as_ref().map(|Faults(numbers)| &numbers[..]);
     match args.cluster {
-        Cluster::Engines => {
-            let mut params = Params::default();
-            if let Some(ops) = args.ops {
-                params.ops = ops;
-            }
-            each(args, |seed| {
-                let outcome = simulate(seed, &params);
-                Run {
-                    passed: outcome.passed(),
-                    json: outcome.to_json(),
-                    text: outcome.to_string(),
-                    replay: format!("rem sim --seed {seed}"),
-                }
-            })
-        }
-        Cluster::Log | Cluster::Kv | Cluster::Replicated if args.acks > args.servers => {
-            Err(Fail::new("no more servers can acknowledge than there are; --acks is at most --servers"))
-        }
-        Cluster::Log => each(args, |seed| {
-            let params = log::Params { quorum, mode: args.mode, ..log::Params::default() };
-            let mut plan = log::Plan::draw(seed, &params);
-            faults.into_iter().for_each(|numbers| plan.keep(numbers));
-            plan.sessions = args.sessions.unwrap_or(plan.sessions);
-            plan.records = args.records.unwrap_or(plan.records);
-            let outcome = log::run_shrunk(seed, &plan, &params);
-            Run {
-                passed: outcome.passed(),
-                json: outcome.to_json(),
-                text: outcome.to_string(),
-                replay: outcome.replay(),
-            }
-        }),
-        Cluster::Kv => each(args, |seed| {
-            let params = kv::Params { quorum, ..kv::Params::default() };
-            let mut plan = kv::Plan::draw(seed, &params);
-            faults.into_iter().for_each(|numbers| plan.keep(numbers));
-            plan.operations = args.operations.unwrap_or(plan.operations);
-            let outcome = kv::run_shrunk(seed, &plan, &params);
-            Run {
-                passed: outcome.passed(),
-                json: outcome.to_json(),
-                text: outcome.to_string(),
-                replay: outcome.replay(),
-            }
-        }),
-        Cluster::Replicated => each(args, |seed| {
-            let params = replicated::Params { quorum, ..replicated::Params::default() };
-            let mut plan = replicated::Plan::draw(seed, &params);
-            faults.into_iter().for_each(|numbers| plan.keep(numbers));
-            plan.operations = args.operations.unwrap_or(plan.operations);
-            let outcome = replicated::run_shrunk(seed, &plan, &params);
-            Run {
-                passed: outcome.passed(),
-                json: outcome.to_json(),
-                text: outcome.to_string(),
-                replay: outcome.replay(),
-            }
-        }),
+        Cluster::Engines => engines(args),
+        Cluster::Log => service::<Log>(args),
+        Cluster::Kv => service::<Kv>(args),
+        Cluster::Replicated => service::<Replicated>(args),
     }
+}
+
+fn engines(args: &Args) -> Result<(), Fail> {
+    let others = [
+        ("faults", args.faults.is_some()),
+        ("servers", args.servers.is_some()),
+        ("mode", args.mode.is_some()),
+    ];
+    let lengths = args.lengths().map(|(name, length)| (name, length.is_some()));
+    others.into_iter().chain(lengths).try_for_each(|(name, given)| refuse(name, given, "engines"))?;
+    let mut params = Params::default();
+    params.ops = args.ops.unwrap_or(params.ops);
+    each(args, |seed| {
+        let outcome = simulate(seed, &params);
+        Run {
+            passed: outcome.passed(),
+            json: outcome.to_json(),
+            text: outcome.to_string(),
+            replay: format!("rem sim --seed {seed}"),
+        }
+    })
+}
+
+/// Runs clusters of a service.
+fn service<S: Service>(args: &Args) -> Result<(), Fail> {
+    let params = cluster::Params {
+        quorum: args.servers.zip(args.acks),
+        mode: args.mode,
+        ..cluster::Params::default()
+    };
+    let mut any = Plan::<S>::draw(0, &params);
+    let known: Vec<&str> = any.own.lengths().into_iter().map(|(name, _)| name).collect();
+    refuse("ops", args.ops.is_some(), S::NAME)?;
+    refuse("mode", args.mode.is_some() && any.own.mode().is_none(), S::NAME)?;
+    for (name, length) in args.lengths() {
+        refuse(name, length.is_some() && !known.contains(&name), S::NAME)?;
+    }
+    if args.acks > args.servers {
+        return Err(Fail::new("no more servers can acknowledge than there are; --acks is at most --servers"));
+    }
+    each(args, |seed| {
+        let mut plan = Plan::<S>::draw(seed, &params);
+        args.faults.iter().for_each(|Faults(numbers)| plan.keep(numbers));
+        for (name, length) in plan.own.lengths() {
+            let asked = args.lengths().into_iter().find(|(of, _)| *of == name).and_then(|(_, asked)| asked);
+            *length = asked.unwrap_or(*length);
+        }
+        let outcome = cluster::run_shrunk(seed, &plan, &params);
+        Run {
+            passed: outcome.passed(),
+            json: outcome.to_json(),
+            text: outcome.to_string(),
+            replay: outcome.replay(),
+        }
+    })
 }
 
 /// What became of a seed.

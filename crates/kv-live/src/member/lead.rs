@@ -21,7 +21,7 @@ use crate::{Error, Server};
 use remanence_coord::takeover::{Input, Obstacle};
 use remanence_kv::proto::Refusal;
 use remanence_kv::replica::primary::Options as GroupOptions;
-use remanence_kv::replica::{LeadError, Mirror, Primary, Rebuilding};
+use remanence_kv::replica::{LeadError, Mirror, Primary, Rebuilding, upkeep};
 use remanence_kv::server::{Scrubbed, Server as Core};
 
 /// Bytes of what members were found to have that are kept for whoever asks again.
@@ -29,8 +29,7 @@ const KNOWN_MAX: usize = 16 << 20;
 /// Bytes of an image that are sent between two messages of clients, and for how long they wait for that.
 const REBUILD: u64 = 256 << 10;
 const SPENT: Duration = Duration::from_millis(1);
-/// An image that does not follow is asked to again after this; and so are members for what they have of a damaged value. All follow when
-/// nothing was changed for as long.
+/// Members are asked again after this for what they have of a damaged value.
 const AGAIN: Duration = Duration::from_secs(1);
 /// Scrubs that are under way at a time. Whoever began the oldest one begins anew.
 const SCRUBS_MAX: usize = 8;
@@ -45,12 +44,8 @@ pub(crate) struct Upkeep {
     busy: bool,
     /// As it was when the members were looked at: how many there is a connection to, and how many take part.
     present: (usize, usize),
-    /// When all images were asked to follow.
-    followed: Instant,
-    /// What was acknowledged when that was looked at last, and since when that is so.
-    acknowledged: (u64, Instant),
-    /// Some images do not follow.
-    is_behind: bool,
+    /// When images are asked to follow.
+    images: upkeep::Upkeep,
     /// Who needs an image gets one that was checked.
     check: Check,
     /// Scrubs that were begun, by where and how much, the oldest one first.
@@ -65,20 +60,17 @@ impl Upkeep {
     /// # Errors
     /// It is the primary no more. A sentence.
     pub(crate) fn turn(&mut self, core: &mut Core<Memory>) -> Result<bool, String> {
-        let now = Instant::now();
         let (acknowledged, present, expects) =
             self.ships.with_ship(|primary| (primary.acknowledged(), primary.present(), primary.expects()));
-        if self.acknowledged.0 != acknowledged {
-            self.acknowledged = (acknowledged, now);
-        }
+        self.images.acknowledged(self.node.now(), acknowledged);
         let asked =
             self.node.take_wake() || self.present != present || expects && !self.arrivals.is_awaited();
-        if !asked && !self.busy && !self.next(now).is_zero() {
+        if !asked && !self.busy && !self.next().is_zero() {
             return Ok(false);
         }
         // Whatever comes from here on is not seen by what follows.
         let waiter = self.arrivals.waiter();
-        if let Err(error) = self.take_back(now).and_then(|()| self.go_on(core, now)) {
+        if let Err(error) = self.take_back().and_then(|()| self.go_on(core)) {
             let why = error.to_string();
             self.node.lock().why.clone_from(&why);
             return Err(why);
@@ -86,36 +78,29 @@ impl Upkeep {
         let (present, expects) = self.ships.with_ship(|primary| (primary.present(), primary.expects()));
         self.present = present;
         // A connection that breaks while nobody writes says so there, and to nobody else.
-        if expects || now.saturating_duration_since(self.acknowledged.1) >= AGAIN {
+        if expects || self.node.now() >= self.images.rests_from() {
             self.arrivals.wait_for(waiter);
         }
         Ok(self.busy)
     }
 
     /// How long there is nothing to do, if nobody says that there is.
-    pub(crate) fn next(&self, now: Instant) -> Duration {
+    pub(crate) fn next(&self) -> Duration {
         let (is_followed, rests) = self.ships.with_ship(|primary| (primary.is_followed(), primary.rests()));
-        let again = |since: Instant| (since + AGAIN).saturating_duration_since(now);
-        let follows = (!is_followed).then(|| again(self.acknowledged.1.max(self.followed)));
-        let behind = self.is_behind.then(|| again(self.followed));
-        let quiet = (!self.arrivals.is_awaited()).then(|| again(self.acknowledged.1));
-        [follows, behind, quiet, Some(rests)].into_iter().flatten().min().unwrap_or(Duration::MAX)
+        let quiet = (!self.arrivals.is_awaited()).then(|| self.images.rests_from());
+        let due = self.images.deadline(is_followed).into_iter().chain(quiet).min();
+        due.map_or(rests, |at| rests.min(at.saturating_sub(self.node.now())))
     }
 
     /// Takes members in that are there again, and finds out whether the log is promised to somebody else.
-    fn take_back(&mut self, now: Instant) -> Result<(), LeadError> {
+    fn take_back(&mut self) -> Result<(), LeadError> {
         let Back { all, some } = self.node.take_back();
-        // Whoever was started again has an image to be asked for, or its connection is to be found out to be gone.
-        let mut follow = all.is_some() || !some.is_empty() || self.node.changed_lives();
-        if follow {
+        let is_back = all.is_some() || !some.is_empty() || self.node.changed_lives();
+        if is_back {
             self.node.know_lives();
         }
-        // While nobody changes anything the images catch up, so that whoever takes over has little to apply.
         let is_followed = self.ships.with_ship(|primary| primary.is_followed());
-        let (changed, followed) = (self.acknowledged.1.max(self.followed), self.followed);
-        follow |= !is_followed && now.saturating_duration_since(changed) >= AGAIN;
-        // Who was the primary before may have been ending that still.
-        follow |= self.is_behind && now.saturating_duration_since(followed) >= AGAIN;
+        let follow = self.images.follows(self.node.now(), is_back, is_followed);
         let promised = self.node.log.with(|store| store.state().promised);
         self.ships.with_ship(|primary| {
             // Whoever has this member's promise may serve by now: to open the log again would end that one.
@@ -132,15 +117,11 @@ impl Upkeep {
                 }
             }
             if follow { primary.follow() } else { Ok(()) }
-        })?;
-        if follow {
-            self.followed = now;
-        }
-        Ok(())
+        })
     }
 
     /// Goes on with whatever is under way.
-    fn go_on(&mut self, core: &mut Core<Memory>, now: Instant) -> Result<(), LeadError> {
+    fn go_on(&mut self, core: &mut Core<Memory>) -> Result<(), LeadError> {
         let to_check = self.ships.with_ship(|primary| {
             primary.poll()?;
             let wants = primary.needs_image().is_some();
@@ -156,7 +137,7 @@ impl Upkeep {
                 Some((name, 0, self.node.image.len()))
             }
             None => {
-                let rebuilding = self.ships.with_ship(|primary| send_some(primary, now))?;
+                let rebuilding = self.ships.with_ship(|primary| send_some(primary, Instant::now()))?;
                 if rebuilding.is_none() {
                     self.check = Check::default();
                 }
@@ -166,7 +147,7 @@ impl Upkeep {
         let (lost, joining, behind, epoch) = self
             .ships
             .with_ship(|primary| (primary.lost(), primary.joining(), primary.behind(), primary.epoch()));
-        self.is_behind = !behind.is_empty();
+        self.images.behind(!behind.is_empty());
         let mut guard = self.node.lock();
         let state = &mut *guard;
         let lost: Vec<String> = lost.into_iter().map(|(name, _)| name).collect();
@@ -417,7 +398,6 @@ fn serve(
     let ships: Ships = Mirror::new(working.clone(), primary);
     let memory = Memory::Replicated(ships.clone());
     make_if_blank(&memory, &New { geometry: options.common.geometry, keys: options.common.keys })?;
-    let now = Instant::now();
     node.know_lives();
     let upkeep = Upkeep {
         node: Arc::clone(node),
@@ -425,9 +405,7 @@ fn serve(
         arrivals: Arc::clone(arrivals),
         busy: true,
         present: (0, 0),
-        followed: now,
-        acknowledged: (0, now),
-        is_behind: false,
+        images: upkeep::Upkeep::new(node.now()),
         check: Check::default(),
         scrubs: VecDeque::new(),
     };

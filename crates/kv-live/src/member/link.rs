@@ -20,9 +20,7 @@ use super::node::{Connections, Node};
 use super::wire::{MemberStats, VERSION};
 use super::{BEATS, MEMBERS};
 use crate::Error;
-
-/// How long a member is left alone at most, to which a primary could not connect.
-const PAUSE_MAX: Duration = Duration::from_secs(10);
+use remanence_kv::replica::{Returning, Returns};
 
 /// How a member reaches others.
 #[derive(Clone, Debug)]
@@ -253,8 +251,10 @@ impl<'scope, 'env> Connecting<'scope, 'env> {
     /// While a primary does without members that are there again: connects to them, for its serving thread to take over.
     pub(super) fn bring_back(mut self) {
         let node = self.node;
-        let shortest = (node.notice / 2).min(PAUSE_MAX);
-        let (mut pause, mut again, mut lives) = (shortest, Instant::now(), node.lives());
+        let mut returns = {
+            let state = node.lock();
+            Returns::new(node.now(), node.notice, &state.takeover)
+        };
         let (mut known, mut until) = (0, None);
         let mut round: Option<Round> = None;
         loop {
@@ -280,29 +280,25 @@ impl<'scope, 'env> Connecting<'scope, 'env> {
                 until = round.end();
                 continue;
             }
-            let (away, wanted, is_whole) = {
+            let turn = {
                 let state = node.lock();
-                let pending = state.back.all.is_some();
-                let others = (0..node.names.len()).filter(|at| *at != node.who && !pending);
-                let away = others.clone().any(|at| node.has_promised_away(&state, at));
-                let wanted = others.filter(|at| node.wants_back(&state, *at) && !self.under_way.contains(at));
-                (away, wanted.collect::<Vec<_>>(), state.lost.is_empty())
+                match state.back.all {
+                    Some(_) => Returning::Rest(None),
+                    None => {
+                        returns.turn(node.now(), &state.takeover, state.epoch, &node.lost(&state), |at| {
+                            self.under_way.contains(&at)
+                        })
+                    }
+                }
             };
-            if is_whole {
-                pause = shortest;
-            }
-            // A member that fails again and again does not hold up clients all the time; one that was started again may do better.
-            until = (away || !wanted.is_empty()).then_some(again);
-            if until.is_none() || now < again && lives == node.lives() {
-                continue;
-            }
-            (lives, again, until) = (node.lives(), now + pause, None);
-            pause = (2 * pause).min(PAUSE_MAX);
-            if away {
-                round = Some(Round::new(node));
-                (0..node.names.len()).for_each(|at| self.begin(at));
-            } else {
-                wanted.into_iter().for_each(|at| self.begin(at));
+            until = None;
+            match turn {
+                Returning::Rest(at) => until = at.map(|at| now + at.saturating_sub(node.now())),
+                Returning::These(wanted) => wanted.into_iter().for_each(|at| self.begin(at)),
+                Returning::All => {
+                    round = Some(Round::new(node));
+                    (0..node.names.len()).for_each(|at| self.begin(at));
+                }
             }
         }
     }
@@ -312,7 +308,7 @@ impl<'scope, 'env> Connecting<'scope, 'env> {
         let node = self.node;
         let mut state = node.lock();
         // Connecting takes its time: somebody may have become the primary meanwhile.
-        let still = (0..node.names.len()).any(|at| at != node.who && node.has_promised_away(&state, at));
+        let still = state.takeover.has_promised_away(state.epoch, node.now());
         if still && connections.iter().any(|(name, made)| made.is_ok() && name != node.own_name()) {
             state.back.all = Some(connections);
             drop(state);

@@ -334,7 +334,8 @@ impl Node {
         if is_primary && self.has_changed(&state, at) {
             self.wake_primary();
         }
-        if is_primary && (self.wants_back(&state, at) || self.has_promised_away(&state, at)) {
+        let is_lost = self.lost(&state).contains(&at);
+        if is_primary && state.takeover.wants_back(at, state.epoch, is_lost, self.now()) {
             state.returns += 1;
             state.is_stirred = true;
         }
@@ -668,15 +669,9 @@ impl Node {
         state.peers[at].said.as_ref()
     }
 
-    /// Whether a primary is to connect to a member anew that is there: it does without it.
-    pub(super) fn wants_back(&self, state: &State, at: usize) -> bool {
-        let is_lost = state.lost.contains(&self.names[at]);
-        state.takeover.wants_back(at, state.epoch, is_lost, self.now())
-    }
-
-    /// Whether a member has promised its log to somebody who did not become the primary, and takes nothing more.
-    pub(super) fn has_promised_away(&self, state: &State, at: usize) -> bool {
-        state.takeover.wants_back(at, state.epoch, false, self.now())
+    /// The members that a primary does without.
+    pub(super) fn lost(&self, state: &State) -> Vec<usize> {
+        (0..self.names.len()).filter(|at| state.lost.contains(&self.names[*at])).collect()
     }
 
     /// Why a member is not there.
@@ -692,11 +687,7 @@ impl Node {
 
     /// Why a life of a member is over, or taken for over: nothing is waited for then.
     pub(super) fn gone(&self, at: usize, life: u64) -> Option<String> {
-        self.is_gone(&self.lock(), at, life)
-    }
-
-    fn is_gone(&self, state: &State, at: usize, life: u64) -> Option<String> {
-        let gone = state.takeover.gone(at, life, self.now())?;
+        let gone = self.lock().takeover.gone(at, life, self.now())?;
         Some(match gone {
             Gone::StartedAgain => "it was started again".into(),
             Gone::Stalled(time) => format!("its medium has not answered for {} ms", time.as_millis()),
@@ -706,8 +697,7 @@ impl Node {
 
     /// Whether a member that a primary is connected to is gone, or was started again.
     fn has_changed(&self, state: &State, at: usize) -> bool {
-        let life = state.lives[at];
-        at != self.who && life != 0 && self.is_gone(state, at, life).is_some()
+        state.takeover.has_changed(&state.lives, at, self.now())
     }
 
     /// When the first of the members that a primary is connected to has been silent for too long.
@@ -724,15 +714,8 @@ impl Node {
 
     /// A primary has seen which members are there now.
     pub(super) fn know_lives(&self) {
-        let lives = self.lives();
-        self.lock().lives = lives;
-    }
-
-    /// The lives of all that were heard of lately; 0 for the others.
-    pub(super) fn lives(&self) -> Vec<u64> {
-        let state = self.lock();
-        let life = |at| self.recent(&state, at).map_or(0, |said| said.life);
-        (0..self.names.len()).map(life).collect()
+        let mut state = self.lock();
+        state.lives = state.takeover.lives(self.now());
     }
 }
 

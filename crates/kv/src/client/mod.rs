@@ -103,6 +103,22 @@ pub enum Error {
     Protocol(&'static str),
 }
 
+impl Error {
+    /// Whether a change that was refused so has left no trace: it was refused before there was room for it.
+    #[must_use]
+    pub const fn came_to_nothing(&self) -> bool {
+        use Refusal::{BadKey, Full, TooLarge, TooMany, WrongVersion};
+        let Self::Refused(refusal) = self else { return false };
+        matches!(refusal, WrongVersion { .. } | Full | TooLarge { .. } | TooMany | BadKey)
+    }
+
+    /// Whether it is the end of a session with a primary: that one serves no more, or not this client.
+    #[must_use]
+    pub const fn ends_session(&self) -> bool {
+        matches!(self, Self::Refused(Refusal::Medium | Refusal::Fenced))
+    }
+}
+
 /// What the operations of a client have counted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Stats {

@@ -10,7 +10,7 @@
 //! log, behind what is acknowledged, and the log is trimmed behind the images.
 //!
 //! Read in this order: [`change`] (what a record says), [`mirror`], [`keeper`] (a member's image), [`images`] (how they follow the log, when
-//! that is trimmed, how a lost member is rebuilt), [`primary`] (who takes over, and what it waits for), [`takeover`](remanence_coord::takeover) and [`watch`](remanence_coord::watch) (when a
+//! that is trimmed, how a lost member is rebuilt), [`primary`] (who takes over, and what it waits for), [`upkeep`] (what it does for the others between requests), [`takeover`](remanence_coord::takeover) and [`watch`](remanence_coord::watch) (when a
 //! member tries to become the primary), [`guard`] (why nobody reads from a primary that was replaced). Read first: `docs/erda.md`, section
 //! *On several servers*, and `remanence_coord::log::group`.
 //!
@@ -33,8 +33,10 @@ pub mod images;
 pub mod keeper;
 pub mod mirror;
 pub mod primary;
+pub mod upkeep;
 
 pub use guard::{Claim, Promise, is_current, likely_primary};
 pub use keeper::{ImageReply, Keeper, Order};
 pub use mirror::{Mirror, Ship};
 pub use primary::{LeadError, Member, Primary, Rebuilding};
+pub use upkeep::{Returning, Returns, Upkeep};

@@ -24,6 +24,7 @@ mod round;
 mod scan;
 mod settle;
 mod together;
+mod turns;
 mod upgrade;
 mod write;
 
@@ -38,6 +39,7 @@ pub use open::{OpenError, Recovered, extend, format};
 pub use room::Room;
 pub use scan::Scrubbed;
 pub use together::Named;
+pub use turns::Turns;
 
 use crate::format::object::{Content, Object};
 use crate::format::slot::fingerprint;

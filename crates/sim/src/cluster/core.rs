@@ -68,6 +68,20 @@ pub struct Speeds {
     pub retry: u64,
 }
 
+impl Speeds {
+    /// The speeds of so many nodes, each one of those for links, jitter, disks and retry; links and disks are so many times as slow.
+    pub(super) fn draw(rng: &mut Rng, nodes: usize, times: u64, of: [[u64; 3]; 4]) -> Self {
+        let [links, jitter, disks, retry] = of;
+        let all = |rng: &mut Rng, of: [u64; 3]| (0..nodes).map(|_| rng.pick(&of) * times).collect();
+        Self {
+            links: all(rng, links),
+            jitter: rng.pick(&jitter),
+            disks: all(rng, disks),
+            retry: rng.pick(&retry),
+        }
+    }
+}
+
 /// What happens next.
 #[derive(Debug)]
 pub(super) enum Event {

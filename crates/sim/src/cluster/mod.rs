@@ -7,27 +7,28 @@
 //! |---|---|
 //! | `queue.rs` | simulated time, and clocks that show another one |
 //! | `wire.rs` | connections as RC gives them, and one-sided operations step by step |
+//! | `link.rs` | a connection that is made again and again |
 //! | `disk.rs` | media that lose their power in the middle of something, or fail |
 //! | `fault.rs` | what goes wrong, as data |
 //! | `core.rs` | nodes: what happens to them, whatever runs there |
 //! | `run.rs` | processes on the nodes, and faults that happen to them |
+//! | `service.rs` | plans, outcomes, replays: what is the same for all services, and how to add one |
 //! | `shrink.rs` | the least that still fails |
 //! | `task.rs` | code of a process that waits |
 //! | [`kv`] | the replicated key-value store as a service: its members, its clients, and what must be true |
 //! | [`log`] | the replicated log as a service: its servers, its writers, and what must be true |
 //! | [`replicated`] | a replicated service over that log: its hosts, its clients, and what must be true |
-//!
-//! A service that comes next needs what `log/` has: a process for each kind of node, what an oracle is told of them, a plan, and a
-//! check at the end.
 
 mod core;
 mod disk;
 mod fault;
 pub mod kv;
+mod link;
 pub mod log;
 mod queue;
 pub mod replicated;
 mod run;
+mod service;
 mod shrink;
 mod task;
 mod wire;
@@ -37,6 +38,9 @@ use std::time::Duration;
 pub use self::core::{Counts, Speeds};
 pub use fault::{Fault, Kind, Way};
 pub use queue::Clock;
+pub use service::{Outcome, Params, Plan, Service, run, run_plan, run_shrunk};
+
+pub use crate::report::Counters;
 
 use self::core::{ConnectionId, Core, Host};
 use disk::Disk;
@@ -63,22 +67,87 @@ pub(crate) enum Input {
     Timer,
 }
 
-/// What runs on a node.
-pub(crate) trait Process: Sized {
+impl Input {
+    /// The connection of which something has come.
+    const fn connection(&self) -> Option<ConnectionId> {
+        match self {
+            Self::Connected { connection }
+            | Self::Lost { connection, .. }
+            | Self::Message { connection, .. }
+            | Self::Read { connection, .. }
+            | Self::Durable { connection }
+            | Self::Written { connection } => Some(*connection),
+            Self::Timer => None,
+        }
+    }
+}
+
+/// What is handed to whatever runs on a node.
+pub(crate) trait Runs<O>: Sized {
+    /// Handles what has happened to this node.
+    fn on(&mut self, input: Input, host: &mut Host<'_, O>);
+
+    /// When it wants to be told the time, by its own clock.
+    fn deadline(&self) -> Option<Duration>;
+}
+
+/// What runs on the nodes of a service: one of several kinds of processes.
+macro_rules! nodes {
+    ($name:ident: $($kind:ident),+) => {
+        /// What runs on a node.
+        enum $name {
+            $($kind(Box<$kind>),)+
+        }
+
+        impl $crate::cluster::Runs<Oracle> for $name {
+            fn on(
+                &mut self,
+                input: $crate::cluster::Input,
+                host: &mut $crate::cluster::core::Host<'_, Oracle>,
+            ) {
+                match self {
+                    $(Self::$kind(process) => process.on(input, host),)+
+                }
+            }
+
+            fn deadline(&self) -> Option<std::time::Duration> {
+                match self {
+                    $(Self::$kind(process) => process.deadline(),)+
+                }
+            }
+        }
+    };
+}
+use nodes;
+
+/// What the oracle of a run says when that is over.
+pub(crate) struct End<S: Service> {
+    /// What the service did.
+    work: S::Work,
+    /// What was measured beside that.
+    measured: S::Measured,
+    /// Who has not come to an end, and what it waits for.
+    waits: Option<String>,
+}
+
+/// The processes of a service, what they have, and what must be true of them.
+pub(crate) trait Process: Runs<Self::Oracle> {
+    /// The service whose processes these are.
+    type Service: Service;
     /// What the service knows and its processes do not: what they were told, and what must be true.
     type Oracle;
+
+    /// What is known when a run begins.
+    fn oracle(seed: u64, plan: &Plan<Self::Service>) -> Self::Oracle;
+
+    /// The disks of a node that has some, when it starts for the first time.
+    fn disks(core: &mut Core<Self::Oracle>, node: NodeId) -> Vec<Disk>;
 
     /// Starts on a node, with what is on its disks.
     ///
     /// # Errors
     /// What is there cannot be started from, which no fault may lead to.
     fn boot(host: &mut Host<'_, Self::Oracle>) -> Result<Self, String>;
-
-    /// Handles what has happened to this node.
-    fn on(&mut self, input: Input, host: &mut Host<'_, Self::Oracle>);
-
-    /// When it wants to be told the time, by its own clock.
-    fn deadline(&self) -> Option<Duration>;
 
     /// New disks for a node that has lost its own, if the service can stand that now.
     fn new_disks(
@@ -89,4 +158,18 @@ pub(crate) trait Process: Sized {
 
     /// Looks at all of them between two events, and whether the run is over.
     fn look(core: &mut Core<Self::Oracle>, processes: &mut [Option<Self>]) -> bool;
+
+    /// Simulated time in which everybody must have come to an end when all faults are over, in nanoseconds.
+    fn drain(plan: &Plan<Self::Service>) -> u64;
+
+    /// Whether what clients were told can be true, when the run is over.
+    ///
+    /// # Errors
+    /// It cannot. A sentence.
+    fn judge(_oracle: &mut Self::Oracle) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// What became of the run.
+    fn end(oracle: &Self::Oracle) -> End<Self::Service>;
 }

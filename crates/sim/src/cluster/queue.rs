@@ -4,6 +4,8 @@ use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 use std::time::Duration;
 
+use crate::rng::Rng;
+
 #[derive(Debug)]
 struct Scheduled<E> {
     at: u64,
@@ -73,6 +75,15 @@ pub struct Clock {
 }
 
 impl Clock {
+    /// So many clocks, each of which began anywhere, if not now, and runs at one of these rates.
+    pub(super) fn draw(rng: &mut Rng, count: usize, ppm: &[i32]) -> Vec<Self> {
+        let one = |_| {
+            let offset = if rng.one_in(2) { 0 } else { rng.below(1 << 50) };
+            Self { offset, ppm: rng.pick(ppm) }
+        };
+        (0..count).map(one).collect()
+    }
+
     fn rate(self) -> u128 {
         u128::try_from(1_000_000 + i64::from(self.ppm)).expect("no clock runs backwards")
     }

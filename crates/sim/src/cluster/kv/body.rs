@@ -269,16 +269,9 @@ impl Body {
         self.takeover.gone(at, life, self.now)
     }
 
-    /// The lives of all that were heard of lately; 0 for the others.
-    pub(super) fn lives(&self) -> Vec<u64> {
-        let life = |at| self.takeover.recent(at, self.now).map_or(0, |said| said.life);
-        (0..self.names.len()).map(life).collect()
-    }
-
     /// Other members that are gone, or are there again, since these lives.
     pub(super) fn changed_lives(&self, lives: &[u64]) -> bool {
-        let mut others = (0..lives.len()).filter(|at| *at != self.who && lives[*at] != 0);
-        others.any(|at| self.gone(at, lives[at]).is_some())
+        (0..lives.len()).any(|at| self.takeover.has_changed(lives, at, self.now))
     }
 
     /// Does what a session asks of the log.

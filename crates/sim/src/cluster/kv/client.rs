@@ -17,6 +17,7 @@ use super::message::{ASK, HELLO, LEAD, NOTICE, REQUEST, Said, message, number};
 use super::oracle::{Oracle, state_of, value_of};
 use crate::cluster::Input;
 use crate::cluster::core::{ConnectionId, Host};
+use crate::cluster::link::Link;
 use crate::rng::Rng;
 
 /// Between two attempts to reach a member, or a primary.
@@ -34,27 +35,11 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// How often the last client looks whether it is its turn.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// A connection to a member, for whatever a client asks of one that need not be the primary.
-#[derive(Clone, Copy, Debug)]
-enum Line {
-    Down(Duration),
-    Connecting(ConnectionId),
-    Up(ConnectionId),
-}
-
-impl Line {
-    const fn connection(&self) -> Option<ConnectionId> {
-        match self {
-            Self::Down(_) => None,
-            Self::Connecting(connection) | Self::Up(connection) => Some(*connection),
-        }
-    }
-}
-
 /// What a member is asked, and has said.
 #[derive(Debug)]
 struct Scout {
-    line: Line,
+    /// For whatever a client asks of one that need not be the primary.
+    line: Link,
     claim: Option<Claim>,
     is_asked: bool,
     /// For which operations its promise is being read, the oldest first.
@@ -155,7 +140,7 @@ impl Client {
     pub(super) fn boot(host: &mut Host<'_, Oracle>) -> Self {
         let (node, life) = (host.node(), host.life());
         let plan = &host.known().plan;
-        let members = usize::from(plan.members);
+        let members = usize::from(plan.servers);
         let number = node - members;
         let is_last = number == usize::from(plan.clients);
         let mut rng = Rng::new(host.known().seed, (3000 + number as u64) << 32 ^ u64::from(life));
@@ -164,7 +149,7 @@ impl Client {
         let now = host.now();
         host.oracle().has_died(number as u32);
         let scout =
-            || Scout { line: Line::Down(now), claim: None, is_asked: false, reading: VecDeque::new() };
+            || Scout { line: Link::Down(now), claim: None, is_asked: false, reading: VecDeque::new() };
         Self {
             rng,
             number,
@@ -193,10 +178,7 @@ impl Client {
         let Some(running) = &self.running else {
             return Some(self.next_turn);
         };
-        let lines = self.scouts.iter().filter_map(|scout| match scout.line {
-            Line::Down(at) => Some(at),
-            Line::Connecting(_) | Line::Up(_) => None,
-        });
+        let lines = self.scouts.iter().filter_map(|scout| scout.line.deadline());
         let phase = match &running.phase {
             Phase::Posted => running.since + PATIENCE,
             Phase::Waits(at) => *at,
@@ -216,15 +198,7 @@ impl Client {
     }
 
     fn take(&mut self, now: Duration, input: Input, host: &mut Host<'_, Oracle>) {
-        let connection = match input {
-            Input::Timer => return,
-            Input::Connected { connection }
-            | Input::Lost { connection, .. }
-            | Input::Message { connection, .. }
-            | Input::Read { connection, .. }
-            | Input::Written { connection }
-            | Input::Durable { connection } => connection,
-        };
+        let Some(connection) = input.connection() else { return };
         if self.session.connection() == Some(connection) {
             return self.take_of_session(now, connection, input, host);
         }
@@ -234,9 +208,9 @@ impl Client {
         };
         let scout = &mut self.scouts[at];
         match input {
-            Input::Connected { .. } => scout.line = Line::Up(connection),
+            Input::Connected { .. } => scout.line = Link::Up(connection),
             Input::Lost { .. } => {
-                scout.line = Line::Down(now + RETRY);
+                scout.line = Link::Down(now + RETRY);
                 (scout.claim, scout.is_asked) = (None, false);
                 scout.reading.clear();
             }
@@ -385,13 +359,7 @@ impl Client {
                 return;
             }
         }
-        for at in 0..self.scouts.len() {
-            if let Line::Down(time) = self.scouts[at].line
-                && time <= now
-            {
-                self.scouts[at].line = Line::Connecting(host.connect(at));
-            }
-        }
+        self.scouts.iter_mut().enumerate().for_each(|(at, scout)| scout.line.go_on(now, at, host));
         if self.running.as_ref().is_some_and(|running| now >= running.since + PATIENCE) {
             // The primary says nothing: another one is looked for.
             if self.session.connection().is_some() {
@@ -430,7 +398,7 @@ impl Client {
     fn ask(&mut self, host: &mut Host<'_, Oracle>) {
         for scout in &mut self.scouts {
             scout.claim = None;
-            if let Line::Up(connection) = scout.line
+            if let Link::Up(connection) = scout.line
                 && !scout.is_asked
             {
                 scout.is_asked = true;
@@ -457,7 +425,7 @@ impl Client {
         let Some(running) = &self.running else { return };
         for (at, scout) in self.scouts.iter_mut().enumerate() {
             let is_read = scout.reading.contains(&running.number);
-            if let (Line::Up(connection), false, false) =
+            if let (Link::Up(connection), false, false) =
                 (scout.line, is_read, running.promises.contains_key(&at))
             {
                 scout.reading.push_back(running.number);
@@ -694,8 +662,7 @@ impl Client {
             }
             (Err(error), kind) => {
                 host.tell(format_args!("is refused {}: {error}", described(kind)));
-                let trace = !came_to_nothing(&error);
-                let over = matches!(error, Error::Refused(Refusal::Medium | Refusal::Fenced));
+                let (trace, over) = (!error.came_to_nothing(), error.ends_session());
                 if let (Some(kind), true) = (kind, trace) {
                     host.oracle().record(&running.key, client, kind, running.invoked, false);
                 }
@@ -714,13 +681,6 @@ impl Client {
 
 fn described(kind: Option<Kind>) -> String {
     kind.map_or_else(|| "a GET".to_owned(), |kind| format!("{kind:?}"))
-}
-
-/// Whether a change that was refused so has left no trace: it was refused before there was room for it.
-const fn came_to_nothing(error: &Error) -> bool {
-    use Refusal::{BadKey, Full, TooLarge, TooMany, WrongVersion};
-    let Error::Refused(refusal) = error else { return false };
-    matches!(refusal, WrongVersion { .. } | Full | TooLarge { .. } | TooMany | BadKey)
 }
 
 fn map<T>(

@@ -5,11 +5,10 @@ use std::time::Duration;
 
 use remanence_coord::log::format::superblock::Uuid;
 use remanence_coord::takeover::Input;
-use remanence_coord::watch::beat;
 use remanence_kv::proto::Refusal;
 use remanence_kv::replica::primary::Options as GroupOptions;
-use remanence_kv::replica::{LeadError, Mirror, Primary};
-use remanence_kv::server::{ClientId, Event, Server, format};
+use remanence_kv::replica::{LeadError, Mirror, Primary, Returning, Returns, upkeep};
+use remanence_kv::server::{ClientId, Event, Server, Turns, format};
 use remanence_kv::{Geometry, Options, Reply, Request};
 use remanence_pmem::{Medium as _, PersistenceDomain};
 
@@ -28,12 +27,10 @@ const BUCKETS: u64 = 24;
 const TRIM_AFTER: u64 = 9000;
 /// Small things that are done in one step.
 const BUDGET: usize = 64;
+/// The shortest time that it rests.
+const AT_ONCE: Duration = Duration::from_micros(100);
 /// How often a primary looks whom it has lost.
 const LOOK: Duration = Duration::from_millis(50);
-/// An image that does not follow is asked to again after this. All follow when nothing was changed for as long.
-const AGAIN: Duration = Duration::from_secs(1);
-/// How long members that were lost are left alone at most.
-const PAUSE_MAX: Duration = Duration::from_secs(10);
 
 type Ships = Mirror<Disk, Primary<Connection>>;
 
@@ -53,10 +50,9 @@ pub(super) struct Attempt {
 /// # Errors
 /// It could not, or does not any more. A sentence.
 pub(super) fn lead(world: &World, attempt: Attempt) -> Result<(), String> {
-    let (members, own, who, notice, acks, is_new) = {
+    let (members, own, notice, acks, is_new) = {
         let body = world.body.lock();
-        let who = body.who;
-        (body.names.len(), body.names[who].clone(), who, body.notice, body.acks, body.is_new())
+        (body.names.len(), body.names[body.who].clone(), body.notice, body.acks, body.is_new())
     };
     let options = GroupOptions::new(attempt.writer, attempt.group)
         .acks(is_new.then_some(acks as u16))
@@ -119,31 +115,27 @@ pub(super) fn lead(world: &World, attempt: Attempt) -> Result<(), String> {
     }
     world.does(Command::Count(|work, by| work.led += by, 1));
     let now = World::now();
-    let lives = world.body.lock().lives();
-    let shortest = (notice / 2).min(PAUSE_MAX);
+    let (lives, returns) = {
+        let body = world.body.lock();
+        (body.takeover.lives(now), Returns::new(now, notice, &body.takeover))
+    };
     let mut serving = Serving {
         world,
-        who,
         core,
         clients: BTreeMap::new(),
         upkeep: Upkeep {
             looked: now,
             busy: true,
-            followed: now,
-            acknowledged: (0, now),
+            images: upkeep::Upkeep::new(now),
             lives,
             trimmed: 0,
             bringing: None,
-            shortest,
-            pause: shortest,
-            brings_at: now,
+            returns,
             check: attempt.check,
             checks_until: None,
-            was_lost: Vec::new(),
         },
         ships,
-        steps_at: now,
-        lease: Duration::from_millis(attempt.lease),
+        turns: Turns::new(now),
     };
     serving.serve()
 }
@@ -156,13 +148,11 @@ fn lost(ships: &Ships, names: &[String]) -> Vec<usize> {
 /// A store that is served.
 struct Serving<'a> {
     world: &'a World,
-    who: usize,
     core: Server<Ships>,
     ships: Ships,
     clients: BTreeMap<ConnectionId, ClientId>,
     upkeep: Upkeep,
-    steps_at: Duration,
-    lease: Duration,
+    turns: Turns,
 }
 
 /// Connections that are made to members that are there again.
@@ -175,46 +165,48 @@ struct Bringing {
 struct Upkeep {
     looked: Duration,
     busy: bool,
-    followed: Duration,
-    acknowledged: (u64, Duration),
+    images: upkeep::Upkeep,
+    /// The members that it was connected to when it looked last.
     lives: Vec<u64>,
     trimmed: u64,
     bringing: Option<Bringing>,
-    shortest: Duration,
-    pause: Duration,
-    brings_at: Duration,
+    returns: Returns,
     /// How long it looks at its image before it sends it, and until when it does.
     check: Duration,
     checks_until: Option<Duration>,
-    was_lost: Vec<u64>,
 }
 
 impl Serving<'_> {
     fn serve(&mut self) -> Result<(), String> {
         loop {
             World::is_awake();
-            let mut asked = false;
+            let mut messages = 0;
             loop {
                 let next = self.world.body.lock().port.clients.pop_front();
                 let Some((client, what)) = next else { break };
-                asked = true;
+                messages += 1;
                 self.handle(client, what)?;
             }
             let now = World::now();
-            if asked || now >= self.steps_at {
+            if self.turns.is_due(now, messages) {
                 let more = self.core.step(now.as_millis() as u64, BUDGET);
                 let more = more.map_err(|refusal| self.why(&refusal.to_string()))?;
-                self.steps_at = now + if more { Duration::from_micros(100) } else { self.lease / 8 };
+                self.turns.stepped(now, World::now(), more, self.core.is_settling());
             }
             let turned = self.turn(now);
             turned.map_err(|error| self.why(&error.to_string()))?;
             self.events()?;
             self.tell_acknowledged();
-            let now = World::now();
-            let next =
-                if self.upkeep.busy { now + Duration::from_micros(100) } else { self.upkeep.looked + LOOK };
-            self.world.wait(next.min(self.steps_at).saturating_sub(now));
+            self.world.wait(self.rest(World::now()));
         }
+    }
+
+    /// How long there is nothing to do, if nothing comes.
+    fn rest(&self, now: Duration) -> Duration {
+        let upkeep = if self.upkeep.busy { AT_ONCE } else { (self.upkeep.looked + LOOK).saturating_sub(now) };
+        let core = self.core.deadline().map(|at| Duration::from_millis(at).saturating_sub(now));
+        // Time goes on only while somebody waits.
+        self.turns.rest(now, core.unwrap_or(Duration::MAX)).min(upkeep).max(AT_ONCE)
     }
 
     /// The oracle knows what is acknowledged before a client is told of it.
@@ -287,30 +279,24 @@ impl Serving<'_> {
             return Ok(());
         }
         self.upkeep.looked = now;
-        let mut follow = self.world.body.lock().changed_lives(&self.upkeep.lives);
-        if follow {
-            self.upkeep.lives = self.world.body.lock().lives();
-        }
-        follow |= self.take_back(now)?;
-        self.go_on(now, follow)
-    }
-
-    /// Whether the images are to follow, and whether it is the primary still.
-    fn take_back(&mut self, now: Duration) -> Result<bool, LeadError> {
-        let upkeep = &mut self.upkeep;
-        let (acknowledged, is_followed, behind, epoch) = self.ships.with_ship(|primary| {
-            (primary.acknowledged(), primary.is_followed(), primary.behind(), primary.epoch())
+        let (is_back, promised) = {
+            let body = self.world.body.lock();
+            let is_back = body.changed_lives(&self.upkeep.lives);
+            if is_back {
+                self.upkeep.lives = body.takeover.lives(now);
+            }
+            (is_back, body.store.state().promised)
+        };
+        let images = &mut self.upkeep.images;
+        let (follow, epoch) = self.ships.with_ship(|primary| {
+            images.acknowledged(now, primary.acknowledged());
+            (images.follows(now, is_back, primary.is_followed()), primary.epoch())
         });
-        if upkeep.acknowledged.0 != acknowledged {
-            upkeep.acknowledged = (acknowledged, now);
-        }
-        let mut follow = !is_followed && now.saturating_sub(upkeep.acknowledged.1) >= AGAIN;
-        follow |= now.saturating_sub(upkeep.followed) >= AGAIN && !behind.is_empty();
         // Whoever has this member's promise may serve by now: to open the log again would end that one.
-        if self.world.body.lock().store.state().promised != epoch {
+        if promised != epoch {
             return Err(LeadError::Deposed);
         }
-        Ok(follow)
+        self.go_on(now, follow)
     }
 
     fn go_on(&mut self, now: Duration, follow: bool) -> Result<(), LeadError> {
@@ -321,7 +307,7 @@ impl Serving<'_> {
             let epoch = self.ships.with_ship(|primary| primary.epoch());
             self.world.does(Command::LookedAt(epoch));
         }
-        let (rebuilding, rebuilt, trimmed) = self.ships.with_ship(|primary| {
+        let (rebuilding, rebuilt, trimmed, is_behind) = self.ships.with_ship(|primary| {
             if follow {
                 primary.follow()?;
             }
@@ -330,12 +316,11 @@ impl Serving<'_> {
                 primary.begin_rebuild()?;
             }
             let rebuilt = primary.take_rebuilt().is_some();
-            Ok::<_, LeadError>((primary.rebuilding().is_some(), rebuilt, primary.trimmed()))
+            let is_behind = !primary.behind().is_empty();
+            Ok::<_, LeadError>((primary.rebuilding().is_some(), rebuilt, primary.trimmed(), is_behind))
         })?;
         let upkeep = &mut self.upkeep;
-        if follow {
-            upkeep.followed = now;
-        }
+        upkeep.images.behind(is_behind);
         upkeep.busy = rebuilding;
         if rebuilt {
             self.world.does(Command::Count(|work, by| work.rebuilt += by, 1));
@@ -364,40 +349,24 @@ impl Serving<'_> {
             if reached && (!all || self.has_any_promised_away()) {
                 self.take_in(now, all, connecting)?;
             }
-            self.upkeep.brings_at = now + self.upkeep.pause;
-            self.upkeep.pause = (2 * self.upkeep.pause).min(PAUSE_MAX);
-            if self.world.body.lock().lost.is_empty() {
-                self.upkeep.pause = self.upkeep.shortest;
+            return Ok(());
+        }
+        let (all, wanted) = {
+            let body = self.world.body.lock();
+            match self.upkeep.returns.turn(now, &body.takeover, body.epoch, &body.lost, |_| false) {
+                Returning::Rest(_) => return Ok(()),
+                Returning::These(wanted) => (false, wanted),
+                Returning::All => (true, (0..body.names.len()).collect()),
             }
-            return Ok(());
-        }
-        let body = self.world.body.lock();
-        if now < self.upkeep.brings_at && !body.changed_lives(&self.upkeep.was_lost) {
-            return Ok(());
-        }
-        let members = body.names.len();
-        let wants = |at: usize, is_lost| body.takeover.wants_back(at, body.epoch, is_lost, body.now);
-        let others: Vec<usize> = (0..members).filter(|at| *at != self.who).collect();
-        let away = others.iter().any(|at| wants(*at, false));
-        let wanted: Vec<usize> = others.into_iter().filter(|at| wants(*at, body.lost.contains(at))).collect();
-        let lives = body.lives();
-        let interval = beat(body.notice);
-        drop(body);
-        if !away && wanted.is_empty() {
-            self.upkeep.brings_at = now + interval;
-            return Ok(());
-        }
-        self.upkeep.was_lost = lives;
-        let wanted = if away { (0..members).collect() } else { wanted };
+        };
         let connecting = self.world.begin_connections(&wanted);
-        self.upkeep.bringing = Some(Bringing { all: away, connecting });
+        self.upkeep.bringing = Some(Bringing { all, connecting });
         Ok(())
     }
 
     fn has_any_promised_away(&self) -> bool {
         let body = self.world.body.lock();
-        let mut others = (0..body.names.len()).filter(|at| *at != body.who);
-        others.any(|at| body.takeover.wants_back(at, body.epoch, false, body.now))
+        body.takeover.has_promised_away(body.epoch, body.now)
     }
 
     fn take_in(&mut self, now: Duration, all: bool, connecting: Vec<Connecting>) -> Result<(), LeadError> {
@@ -422,8 +391,8 @@ impl Serving<'_> {
             primary.follow()?;
             Ok((primary.epoch(), primary.acknowledged()))
         })?;
-        self.upkeep.followed = now;
-        self.upkeep.lives = self.world.body.lock().lives();
+        self.upkeep.images.follows(now, true, true);
+        self.upkeep.lives = self.world.body.lock().takeover.lives(now);
         if all {
             self.world.does(Command::Opened { epoch: epoch.0, start: epoch.1, again: true });
             self.world.does(Command::Count(|work, by| work.reopened += by, 1));

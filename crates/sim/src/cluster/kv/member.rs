@@ -119,7 +119,7 @@ impl Member {
         let keeper = made_or_left(host.disk(IMAGE), host.disk(LEDGER))?;
         let promise = host.replace_disk(PROMISE, &blank_disk(PROMISE_LEN as u64, PersistenceDomain::Process));
         let plan = &host.known().plan;
-        let (members, notice) = (usize::from(plan.members), Duration::from_nanos(plan.notice));
+        let (members, notice) = (usize::from(plan.servers), Duration::from_nanos(plan.notice));
         let names = plan.names().into_iter().take(members).collect();
         let (acks, portion) = (usize::from(plan.acks), plan.portion);
         let mut rng = Rng::new(host.known().seed, (2000 + who as u64) << 32 ^ u64::from(life));
@@ -224,15 +224,7 @@ impl Member {
     }
 
     fn take(&mut self, input: Input, host: &mut Host<'_, Oracle>) {
-        let connection = match input {
-            Input::Timer => return,
-            Input::Connected { connection }
-            | Input::Lost { connection, .. }
-            | Input::Message { connection, .. }
-            | Input::Read { connection, .. }
-            | Input::Written { connection }
-            | Input::Durable { connection } => connection,
-        };
+        let Some(connection) = input.connection() else { return };
         if let Some(at) = self.talks.iter().position(|talk| talk.connection() == Some(connection)) {
             return self.hears(at, connection, input);
         }

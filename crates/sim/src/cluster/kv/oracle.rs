@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::history::{Event, History, Kind, NEVER, State};
 use remanence_coord::log::Epoch;
 
-use super::plan::Plan;
+use super::Plan;
 use crate::report::counters;
 use crate::rng::fill;
 
@@ -116,7 +116,7 @@ impl Oracle {
             writes: 0,
             opened: BTreeMap::new(),
             acknowledged: BTreeMap::new(),
-            lost: (0..plan.members.into()).collect(),
+            lost: (0..plan.servers.into()).collect(),
             now: 0,
             done_at: None,
             still: 0,
@@ -250,8 +250,8 @@ impl Oracle {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Params;
     use super::*;
+    use crate::cluster::Params;
 
     fn oracle() -> Oracle {
         Oracle::new(1, &Plan::draw(1, &Params::default()))

@@ -1,47 +1,17 @@
 //! What a run does: drawn from a seed, and data from then on.
 
-use remanence_pmem::PersistenceDomain;
-
+use super::{Node, Work};
 use crate::cluster::fault::{self, Fault, Scene};
-use crate::cluster::shrink::Shrink;
-use crate::cluster::{Clock, Kind, Speeds, Way};
+use crate::cluster::service::{domain, play};
+use crate::cluster::{Clock, Kind, Outcome, Params, Plan, Service, Speeds, Way};
 use crate::rng::Rng;
 
 /// How many nanoseconds a millisecond has.
 const MS: u64 = 1_000_000;
 
-/// The bounds within which a seed draws its run. The defaults are those of `rem sim`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Params {
-    /// Members, and how many of them must have a change before it is acknowledged. `None`: the seed says so.
-    pub quorum: Option<(u16, u16)>,
-    /// Clients ask members whether the primary may be believed. Without, some of them read what was replaced.
-    pub guarded: bool,
-    /// Lines of the trace that a failed run shows.
-    pub trace_lines: usize,
-    /// How many runs the search for a smaller plan that fails may take.
-    pub shrinking: usize,
-}
-
-impl Default for Params {
-    fn default() -> Self {
-        Self { quorum: None, guarded: true, trace_lines: 100, shrinking: 200 }
-    }
-}
-
-/// What one run does.
+/// What only runs of the store have.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Plan {
-    /// How many members there are.
-    pub members: u16,
-    /// How many of them must have a change before it is acknowledged.
-    pub acks: u16,
-    /// Clients ask members whether the primary may be believed.
-    pub guarded: bool,
-    /// Where what is flushed is safe.
-    pub domain: PersistenceDomain,
-    /// A flush makes durable what it is for, and nothing else.
-    pub flush_alone: bool,
+pub struct Kv {
     /// Segments of each member's log, of 4 KiB.
     pub segments: u64,
     /// Clients. One more comes at the end.
@@ -64,91 +34,80 @@ pub struct Plan {
     pub depth: usize,
     /// Bytes of records that a member applies for one order, about.
     pub portion: usize,
-    /// How fast everything is.
-    pub speeds: Speeds,
-    /// The clock of each node: the members', the clients', and that of the one who comes last.
-    pub clocks: Vec<Clock>,
-    /// When all faults are over, in nanoseconds. The last client comes then, and no other one begins anything any more.
-    pub heals: u64,
-    /// What goes wrong until then. The number of each is its place among those that the seed has drawn.
-    pub faults: Vec<(usize, Fault)>,
 }
 
-impl Plan {
-    /// The plan of a seed.
-    #[must_use]
-    pub fn draw(seed: u64, params: &Params) -> Self {
+impl Service for Kv {
+    const NAME: &'static str = "kv";
+    const SERVER: &'static str = "member";
+    type Work = Work;
+    /// The longest time in which no operation came to its end, before all faults were over, in nanoseconds.
+    type Measured = u64;
+
+    fn draw(seed: u64, params: &Params) -> Plan<Self> {
         let mut rng = Rng::new(seed, 30);
         let rng = &mut rng;
         let of = rng.pick(&[(2, 1), (2, 2), (3, 2), (3, 2), (3, 2), (3, 2), (3, 3), (4, 2), (4, 3), (5, 3)]);
-        let (members, acks) = params.quorum.unwrap_or(of);
+        let (servers, acks) = params.quorum.unwrap_or(of);
         let clients = rng.pick(&[1, 2, 3, 4]);
-        let nodes = usize::from(members + clients) + 1;
+        let nodes = usize::from(servers + clients) + 1;
         let heals = rng.pick(&[1_000, 2_500, 5_000]) * MS;
         let operations = rng.pick(&[10, 40, 100]);
         let slow = rng.pick(&[1, 1, 1, 10]);
-        let clock = |rng: &mut Rng| Clock {
-            offset: if rng.one_in(2) { 0 } else { rng.below(1 << 50) },
-            ppm: rng.pick(&[0, 50, -50, 5_000, -30_000, 30_000]),
-        };
         let scene =
-            Scene { servers: members.into(), clients: clients.into(), among_servers: true, ends: heals };
+            Scene { servers: servers.into(), clients: clients.into(), among_servers: true, ends: heals };
         let mut faults = fault::draw(&mut Rng::new(seed, 31), &scene);
         faults.extend(isolations(&mut Rng::new(seed, 32), &scene));
         faults.extend(hangs(&mut Rng::new(seed, 33), &scene));
-        Self {
-            members,
+        let (links, disks) = ([1_000, 5_000, 50_000], [500, 5_000, 100_000]);
+        Plan {
+            servers,
             acks,
             guarded: params.guarded,
-            domain: rng.pick(&[
-                PersistenceDomain::Adr,
-                PersistenceDomain::Adr,
-                PersistenceDomain::Adr,
-                PersistenceDomain::Eadr,
-                PersistenceDomain::PageCache,
-            ]),
+            domain: domain(rng, 3),
             flush_alone: rng.one_in(2),
-            segments: rng.pick(&[12, 12, 16, 40]),
-            clients,
-            readers: rng.below(u64::from(clients)) as u16,
-            operations,
-            // As long as there are faults, or all at once.
-            pause: rng.pick(&[MS / 10, heals / u64::from(operations) / 4, heals / u64::from(operations)]),
-            keys: rng.pick(&[1, 3, 10]),
-            notice: rng.pick(&[160, 200, 200, 400]) * MS,
-            lease: rng.pick(&[100, 500, 2000]),
-            check: Rng::new(seed, 34).pick(&[0, 50, 3000]),
-            depth: rng.pick(&[1, 4, 32]),
-            portion: rng.pick(&[1000, 3000, 4 << 20]),
-            speeds: Speeds {
-                links: (0..nodes).map(|_| rng.pick(&[1_000, 5_000, 50_000]) * slow).collect(),
-                jitter: rng.pick(&[200, 2_000, 100_000]),
-                disks: (0..nodes).map(|_| rng.pick(&[500, 5_000, 100_000]) * slow).collect(),
-                retry: rng.pick(&[3, 50, 500]) * MS,
+            own: Self {
+                segments: rng.pick(&[12, 12, 16, 40]),
+                clients,
+                readers: rng.below(u64::from(clients)) as u16,
+                operations,
+                // As long as there are faults, or all at once.
+                pause: rng.pick(&[MS / 10, heals / u64::from(operations) / 4, heals / u64::from(operations)]),
+                keys: rng.pick(&[1, 3, 10]),
+                notice: rng.pick(&[160, 200, 200, 400]) * MS,
+                lease: rng.pick(&[100, 500, 2000]),
+                check: Rng::new(seed, 34).pick(&[0, 50, 3000]),
+                depth: rng.pick(&[1, 4, 32]),
+                portion: rng.pick(&[1000, 3000, 4 << 20]),
             },
-            clocks: (0..nodes).map(|_| clock(rng)).collect(),
+            speeds: Speeds::draw(
+                rng,
+                nodes,
+                slow,
+                [links, [200, 2_000, 100_000], disks, [3 * MS, 50 * MS, 500 * MS]],
+            ),
+            clocks: Clock::draw(rng, nodes, &[0, 50, -50, 5_000, -30_000, 30_000]),
             heals,
             faults: (0..).zip(faults).collect(),
         }
     }
 
-    /// Leaves out all faults but these.
-    pub fn keep(&mut self, numbers: &[usize]) {
-        self.faults.retain(|(number, _)| numbers.contains(number));
+    fn run(plan: &Plan<Self>, seed: u64, trace_lines: usize) -> Outcome<Self> {
+        play::<Node>(plan, seed, trace_lines)
     }
 
-    /// Names of the nodes.
-    pub(super) fn names(&self) -> Vec<String> {
-        let members = (0..self.members).map(|n| format!("member {n}"));
-        let clients = (0..self.clients).map(|n| format!("client {n}"));
-        members.chain(clients).chain(["the last client".to_owned()]).collect()
+    fn clients(&self) -> Vec<(&'static str, u16)> {
+        vec![("client", self.clients)]
     }
 
-    /// What goes wrong, in sentences.
-    #[must_use]
-    pub fn sentences(&self) -> Vec<String> {
-        let names = self.names();
-        self.faults.iter().map(|(number, fault)| format!("{number:>2}  {}", fault.sentence(&names))).collect()
+    fn lengths(&mut self) -> Vec<(&'static str, &mut u32)> {
+        vec![("operations", &mut self.operations)]
+    }
+
+    fn sentence(plan: &Plan<Self>) -> String {
+        format!(
+            "a store on {} members, {} of them acknowledge; {} clients, up to {} operations each on {} keys",
+            plan.servers, plan.acks, plan.clients, plan.operations, plan.keys
+        )
     }
 }
 
@@ -177,27 +136,4 @@ fn hangs(rng: &mut Rng, scene: &Scene) -> Vec<Fault> {
     };
     let count = rng.pick(&[0, 0, 1, 3]);
     (0..count).map(|_| one(rng)).collect()
-}
-
-impl Shrink for Plan {
-    /// Halves of the faults first, then each of them, then fewer operations.
-    fn less(&self) -> Vec<Self> {
-        let with = |change: &dyn Fn(&mut Self)| {
-            let mut plan = self.clone();
-            change(&mut plan);
-            plan
-        };
-        let mut less = Vec::new();
-        let count = self.faults.len();
-        if count > 3 {
-            less.push(with(&|plan| drop(plan.faults.drain(..count / 2))));
-            less.push(with(&|plan| plan.faults.truncate(count / 2)));
-        }
-        less.extend((0..count).map(|n| with(&|plan| _ = plan.faults.remove(n))));
-        if self.operations > 1 {
-            less.push(with(&|plan| plan.operations /= 2));
-            less.push(with(&|plan| plan.operations -= 1));
-        }
-        less
-    }
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use remanence_coord::log::{Epoch, Make};
 use remanence_pmem::PersistenceDomain;
 
-use super::plan::Plan;
+use super::Plan;
 use super::server::{Serves, new_log};
 use crate::report::counters;
 
@@ -152,7 +152,7 @@ impl Serves for Oracle {
     }
 
     fn is_fencing(&self) -> bool {
-        self.plan.fencing
+        self.plan.guarded
     }
 
     fn has_shut_out(&mut self) {
@@ -162,8 +162,8 @@ impl Serves for Oracle {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Params;
     use super::*;
+    use crate::cluster::Params;
 
     #[test]
     fn what_contradicts_an_acknowledgement_is_seen_when_it_happens() {

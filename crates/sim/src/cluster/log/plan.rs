@@ -1,49 +1,18 @@
 //! What a run does: drawn from a seed, and data from then on.
 
 use remanence_coord::log::Mode;
-use remanence_pmem::PersistenceDomain;
 
-use crate::cluster::fault::{self, Fault, Scene};
-use crate::cluster::shrink::Shrink;
-use crate::cluster::{Clock, Speeds};
+use super::{Member, Work};
+use crate::cluster::fault::{self, Scene};
+use crate::cluster::service::{domain, play};
+use crate::cluster::{Clock, Outcome, Params, Plan, Service, Speeds};
 use crate::rng::Rng;
 
-/// The bounds within which a seed draws its run. The defaults are those of `rem sim`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Params {
-    /// Servers, and how many of them must have a record before it is acknowledged. `None`: the seed says so.
-    pub quorum: Option<(u16, u16)>,
-    /// How the ends of logs are found. `None`: the seed says so.
-    pub mode: Option<Mode>,
-    /// Servers shut older writers out. Without, records are lost.
-    pub fencing: bool,
-    /// Lines of the trace that a failed run shows.
-    pub trace_lines: usize,
-    /// How many runs the search for a smaller plan that fails may take.
-    pub shrinking: usize,
-}
-
-impl Default for Params {
-    fn default() -> Self {
-        Self { quorum: None, mode: None, fencing: true, trace_lines: 100, shrinking: 300 }
-    }
-}
-
-/// What one run does.
+/// What only runs of the log have.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Plan {
-    /// How many servers there are.
-    pub servers: u16,
-    /// How many of them must have a record before it is acknowledged.
-    pub acks: u16,
+pub struct Log {
     /// How the ends of the logs are found.
     pub mode: Mode,
-    /// Servers shut older writers out.
-    pub fencing: bool,
-    /// Where what is flushed is safe.
-    pub domain: PersistenceDomain,
-    /// A flush makes durable what it is for, and nothing else.
-    pub flush_alone: bool,
     /// Bytes of a segment, and how many of them each server has.
     pub segment: u64,
     /// Segments of each server.
@@ -66,22 +35,19 @@ pub struct Plan {
     pub grace: Vec<u64>,
     /// How long a server may leave something unanswered, in nanoseconds.
     pub patience: u64,
-    /// How fast everything is.
-    pub speeds: Speeds,
-    /// The clock of each node: the servers', the writers', and that of the one who comes last.
-    pub clocks: Vec<Clock>,
-    /// When all faults are over, in nanoseconds. No usual writer opens the log any more, and the last one comes.
-    pub heals: u64,
-    /// The last writer comes when the usual ones have come to their ends, which they must.
+    /// The last writer comes when the usual ones have come to their ends, which they must. They do not open the log any more when all faults
+    /// are over.
     pub lets_end: bool,
-    /// What goes wrong until then. The number of each is its place among those that the seed has drawn.
-    pub faults: Vec<(usize, Fault)>,
 }
 
-impl Plan {
-    /// The plan of a seed.
-    #[must_use]
-    pub fn draw(seed: u64, params: &Params) -> Self {
+impl Service for Log {
+    const NAME: &'static str = "log";
+    const SERVER: &'static str = "server";
+    type Work = Work;
+    /// When each record that was acknowledged was appended, and how long that took, in nanoseconds.
+    type Measured = Vec<(u64, u64)>;
+
+    fn draw(seed: u64, params: &Params) -> Plan<Self> {
         let mut rng = Rng::new(seed, 10);
         let rng = &mut rng;
         let of = rng.pick(&[(1, 1), (2, 1), (2, 2), (3, 2), (3, 2), (3, 2), (3, 2), (3, 3), (4, 2), (5, 3)]);
@@ -92,94 +58,77 @@ impl Plan {
         let heals = rng.pick(&[5_000_000, 20_000_000, 60_000_000]);
         let slow = rng.pick(&[1, 1, 10]);
         let segments = rng.between(8, 24);
-        let clock = |rng: &mut Rng| Clock {
-            offset: if rng.one_in(2) { 0 } else { rng.below(1 << 50) },
-            ppm: rng.pick(&[0, 50, -50, 5_000, -200_000, 300_000]),
-        };
         let grace = |rng: &mut Rng| rng.pick(&[0, 100_000, 2_000_000, 50_000_000]);
         let scene =
             Scene { servers: servers.into(), clients: writers.into(), among_servers: false, ends: heals };
         let faults = fault::draw(&mut Rng::new(seed, 11), &scene);
-        Self {
+        let mut plan = Plan {
             servers,
             acks,
-            mode: params.mode.unwrap_or(mode),
-            fencing: params.fencing,
-            domain: rng.pick(&[
-                PersistenceDomain::Adr,
-                PersistenceDomain::Adr,
-                PersistenceDomain::Adr,
-                PersistenceDomain::Eadr,
-                PersistenceDomain::PageCache,
-            ]),
+            guarded: params.guarded,
+            domain: domain(rng, 3),
             flush_alone: rng.one_in(2),
-            segment: 512,
-            segments: (0..servers).map(|_| segments + if rng.one_in(3) { rng.below(8) } else { 0 }).collect(),
-            writers,
-            sessions: rng.pick(&[1, 3, 6]),
-            records: rng.pick(&[2, 10, 20, 40]),
-            payload: rng.pick(&[16, 90, 90, 300]),
-            window: rng.pick(&[1, 3, 8, 20]),
-            pause: rng.pick(&[500, 5_000, 50_000, 400_000]),
-            depth: rng.pick(&[1, 2, 16, 16]),
-            grace: (0..=writers).map(|_| grace(rng)).collect(),
-            patience: rng.pick(&[2_000_000, 10_000_000, 100_000_000]),
-            speeds: Speeds {
-                links: (0..nodes).map(|_| rng.pick(&[500, 2_000, 10_000]) * slow).collect(),
-                jitter: rng.pick(&[200, 2_000, 30_000]),
-                disks: (0..nodes).map(|_| rng.pick(&[300, 2_000, 20_000]) * slow).collect(),
-                retry: rng.pick(&[500_000, 3_000_000, 20_000_000]),
+            own: Self {
+                mode: params.mode.unwrap_or(mode),
+                segment: 512,
+                segments: (0..servers)
+                    .map(|_| segments + if rng.one_in(3) { rng.below(8) } else { 0 })
+                    .collect(),
+                writers,
+                sessions: rng.pick(&[1, 3, 6]),
+                records: rng.pick(&[2, 10, 20, 40]),
+                payload: rng.pick(&[16, 90, 90, 300]),
+                window: rng.pick(&[1, 3, 8, 20]),
+                pause: rng.pick(&[500, 5_000, 50_000, 400_000]),
+                depth: rng.pick(&[1, 2, 16, 16]),
+                grace: (0..=writers).map(|_| grace(rng)).collect(),
+                patience: rng.pick(&[2_000_000, 10_000_000, 100_000_000]),
+                lets_end: false,
             },
-            clocks: (0..nodes).map(|_| clock(rng)).collect(),
+            speeds: speeds(rng, nodes, slow),
+            clocks: Clock::draw(rng, nodes, &PPM),
             heals,
-            lets_end: rng.one_in(2),
             faults: (0..).zip(faults).collect(),
-        }
+        };
+        plan.lets_end = rng.one_in(2);
+        plan
     }
 
-    /// Leaves out all faults but these.
-    pub fn keep(&mut self, numbers: &[usize]) {
-        self.faults.retain(|(number, _)| numbers.contains(number));
+    fn run(plan: &Plan<Self>, seed: u64, trace_lines: usize) -> Outcome<Self> {
+        play::<Member>(plan, seed, trace_lines)
     }
 
-    /// Names of the nodes.
-    pub(super) fn names(&self) -> Vec<String> {
-        let servers = (0..self.servers).map(|n| format!("server {n}"));
-        let writers = (0..self.writers).map(|n| format!("writer {n}"));
-        servers.chain(writers).chain(["the last writer".to_owned()]).collect()
+    fn clients(&self) -> Vec<(&'static str, u16)> {
+        vec![("writer", self.writers)]
     }
 
-    /// What goes wrong, in sentences.
-    #[must_use]
-    pub fn sentences(&self) -> Vec<String> {
-        let names = self.names();
-        self.faults.iter().map(|(number, fault)| format!("{number:>2}  {}", fault.sentence(&names))).collect()
+    fn lengths(&mut self) -> Vec<(&'static str, &mut u32)> {
+        vec![("sessions", &mut self.sessions), ("records", &mut self.records)]
+    }
+
+    fn mode(&self) -> Option<Mode> {
+        Some(self.mode)
+    }
+
+    fn sentence(plan: &Plan<Self>) -> String {
+        format!(
+            "a log on {} servers, {} of them acknowledge; {} writers, {} times each, up to {} records; {}",
+            plan.servers,
+            plan.acks,
+            plan.writers,
+            plan.sessions,
+            plan.records,
+            plan.mode.name()
+        )
     }
 }
 
-impl Shrink for Plan {
-    /// Halves of the faults first, then each of them, then fewer sessions and records.
-    fn less(&self) -> Vec<Self> {
-        let with = |change: &dyn Fn(&mut Self)| {
-            let mut plan = self.clone();
-            change(&mut plan);
-            plan
-        };
-        let mut less = Vec::new();
-        let count = self.faults.len();
-        if count > 3 {
-            less.push(with(&|plan| drop(plan.faults.drain(..count / 2))));
-            less.push(with(&|plan| plan.faults.truncate(count / 2)));
-        }
-        less.extend((0..count).map(|n| with(&|plan| _ = plan.faults.remove(n))));
-        if self.sessions > 1 {
-            less.push(with(&|plan| plan.sessions = 1));
-            less.push(with(&|plan| plan.sessions -= 1));
-        }
-        if self.records > 1 {
-            less.push(with(&|plan| plan.records /= 2));
-            less.push(with(&|plan| plan.records -= 1));
-        }
-        less
-    }
+/// By how many microseconds in a second the clocks of a log's nodes are wrong.
+pub(in crate::cluster) const PPM: [i32; 6] = [0, 50, -50, 5_000, -200_000, 300_000];
+
+/// How fast the nodes of a log are.
+pub(in crate::cluster) fn speeds(rng: &mut Rng, nodes: usize, times: u64) -> Speeds {
+    let links = [500, 2_000, 10_000];
+    let retry = [500_000, 3_000_000, 20_000_000];
+    Speeds::draw(rng, nodes, times, [links, [200, 2_000, 30_000], [300, 2_000, 20_000], retry])
 }

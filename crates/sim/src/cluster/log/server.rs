@@ -1,6 +1,7 @@
 //! A server of the log: its store on the node's disk, and whom it listens to. It is the same in every cluster of which a log is a part.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use remanence_coord::log::format::DATA_AT;
 use remanence_coord::log::format::superblock::Uuid;
@@ -95,6 +96,11 @@ impl Server {
             Some(damage) => Err(format!("a crash is taken for damage: {damage}")),
             None => Ok(Self { store, holder: Holder::default() }),
         }
+    }
+
+    /// It waits for nothing but what it is asked.
+    pub(in crate::cluster) const fn deadline(&self) -> Option<Duration> {
+        None
     }
 
     pub(in crate::cluster) fn on<O: Serves>(&mut self, input: Input, host: &mut Host<'_, O>) {

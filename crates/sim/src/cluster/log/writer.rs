@@ -10,7 +10,8 @@ use remanence_coord::log::{AppendError, GroupError};
 use super::oracle::Oracle;
 use super::tracker::Tracker;
 use crate::cluster::Input;
-use crate::cluster::core::{ConnectionId, Host};
+use crate::cluster::core::Host;
+use crate::cluster::link::{self, Link};
 use crate::rng::{Rng, fill};
 
 /// How long after a session a writer comes again, on average, in nanoseconds.
@@ -41,14 +42,6 @@ enum State {
     Working(Box<Session>),
     /// It does not come again.
     Gone,
-}
-
-/// One connection to a server, or the wait for it.
-#[derive(Clone, Copy)]
-enum Link {
-    Connecting(ConnectionId),
-    Up(ConnectionId),
-    Down(Duration),
 }
 
 /// A record on its way: its number, its bytes, and when it was appended in the time of the run.
@@ -187,8 +180,7 @@ impl Writer {
         let is_cut = self.is_last && oracle.work.cut_within == 0 && self.rng.one_in(2);
         let names = plan.names();
         let machine = Machine::new(names.into_iter().take(servers.into()), options);
-        let connect = |n| Link::Connecting(host.connect(usize::from(n)));
-        let links = (0..servers).map(connect).collect();
+        let links = (0..servers.into()).map(|n| Link::to(n, host)).collect();
         host.tell(format_args!("opens the log"));
         self.state = State::Working(Box::new(Session {
             machine,
@@ -209,21 +201,9 @@ impl Writer {
     }
 }
 
-impl Link {
-    const fn connection(&self) -> Option<ConnectionId> {
-        match self {
-            Self::Connecting(connection) | Self::Up(connection) => Some(*connection),
-            Self::Down(_) => None,
-        }
-    }
-}
-
 impl Session {
     fn deadline(&self, is_last: bool) -> Option<Duration> {
-        let reconnects = self.links.iter().filter_map(|link| match link {
-            Link::Down(until) if self.is_open => Some(*until),
-            _ => None,
-        });
+        let reconnects = self.links.iter().filter(|_| self.is_open).filter_map(Link::deadline);
         let appends = self.is_open && self.records > 0 && self.short_since.is_none();
         let waits =
             self.is_due && self.short_since.is_none() && matches!(self.closing, Some(Closing::Waiting));
@@ -247,20 +227,10 @@ impl Session {
 
     /// Hands what has come to the machine.
     fn take(&mut self, now: Duration, input: Input, host: &mut Host<'_, Oracle>) {
-        let connection = match input {
-            Input::Timer => return,
-            Input::Connected { connection }
-            | Input::Lost { connection, .. }
-            | Input::Message { connection, .. }
-            | Input::Read { connection, .. }
-            | Input::Durable { connection }
-            | Input::Written { connection } => connection,
-        };
+        let Some(connection) = input.connection() else { return };
         // What comes on a connection that the machine has given up is dropped.
-        let Some(n) = self.links.iter().position(|link| link.connection() == Some(connection)) else {
-            return;
-        };
-        let was_up = matches!(self.links[n], Link::Up(_));
+        let Some(n) = link::find(&self.links, connection) else { return };
+        let was_up = self.links[n].up().is_some();
         match input {
             Input::Connected { .. } => {
                 self.links[n] = Link::Up(connection);
@@ -316,7 +286,7 @@ impl Session {
         match action {
             Action::Call { server, request } => {
                 self.tracker.asks(server, &request);
-                if let Link::Up(connection) = self.links[server] {
+                if let Some(connection) = self.links[server].up() {
                     let bytes = request.emit();
                     assert_eq!(Request::parse(&bytes), Ok(request), "what was written is read");
                     host.send(connection, bytes);
@@ -324,14 +294,14 @@ impl Session {
             }
             Action::Read { server, offset, len } => {
                 host.tell(format_args!("reads {len} bytes at {offset} of server {server}"));
-                if let Link::Up(connection) = self.links[server] {
+                if let Some(connection) = self.links[server].up() {
                     host.read(connection, 0, offset, len);
                 }
             }
             Action::Append { server, updates, plan } => {
                 let list = updates.list();
                 assert_eq!(plan.sizes.len(), list.len(), "the planner is asked for other updates");
-                if let Link::Up(connection) = self.links[server] {
+                if let Some(connection) = self.links[server].up() {
                     self.tracker.sends(server, updates.sequences.1);
                     let list = list.into_iter().map(|(at, bytes)| (at, bytes.to_vec())).collect();
                     host.update(connection, 0, list);
@@ -386,7 +356,7 @@ impl Session {
         host.oracle().work.cut_within += 1;
         host.tell(format_args!("loses all connections"));
         for n in 0..self.links.len() {
-            let Link::Up(connection) = self.links[n] else { continue };
+            let Some(connection) = self.links[n].up() else { continue };
             host.cut(connection);
             self.links[n] = Link::Down(now + Duration::from_nanos(RECONNECT));
             self.tracker.lost(n);
@@ -423,11 +393,7 @@ impl Session {
         if is_fenced && (is_last || rng.one_in(3)) {
             return false;
         }
-        for n in 0..self.links.len() {
-            if matches!(self.links[n], Link::Down(until) if until <= now) {
-                self.links[n] = Link::Connecting(host.connect(n));
-            }
-        }
+        self.links.iter_mut().enumerate().for_each(|(n, link)| link.go_on(now, n, host));
         if self.machine.enough().is_err() {
             let since = *self.short_since.get_or_insert(now);
             if is_last && now >= self.next_turn {

@@ -12,6 +12,7 @@ use remanence_coord::replicated::{Limits, Refusal, Replica, Reply, Request};
 use super::oracle::{Counter, Oracle};
 use crate::cluster::Input;
 use crate::cluster::core::{ConnectionId, Host as Node};
+use crate::cluster::link::{self, Link};
 use crate::rng::Rng;
 
 /// How long a host that had to give the log up, or did not get it, leaves it alone on average, in nanoseconds.
@@ -27,23 +28,6 @@ pub(super) struct Host {
     rests: Duration,
     in_vain: u32,
     has: Option<Box<Service>>,
-}
-
-/// One connection to a server, or the wait for it.
-#[derive(Clone, Copy)]
-enum Link {
-    Connecting(ConnectionId),
-    Up(ConnectionId),
-    Down(Duration),
-}
-
-impl Link {
-    const fn connection(&self) -> Option<ConnectionId> {
-        match self {
-            Self::Connecting(connection) | Self::Up(connection) => Some(*connection),
-            Self::Down(_) => None,
-        }
-    }
 }
 
 /// The log is open, or is being opened.
@@ -99,7 +83,7 @@ impl Host {
     }
 
     fn server_of(&self, connection: ConnectionId) -> Option<usize> {
-        self.has.as_ref()?.links.iter().position(|link| link.connection() == Some(connection))
+        link::find(&self.has.as_ref()?.links, connection)
     }
 
     fn is_asked(&mut self, now: Duration, from: ConnectionId, bytes: &[u8], node: &mut Node<'_, Oracle>) {
@@ -136,7 +120,7 @@ impl Service {
         Self {
             machine,
             replica: Replica::new(limits),
-            links: (0..servers).map(|n| Link::Connecting(node.connect(n))).collect(),
+            links: (0..servers).map(|n| Link::to(n, node)).collect(),
             reads: vec![VecDeque::new(); servers],
             asked: BTreeMap::new(),
             tokens: 0,
@@ -146,10 +130,7 @@ impl Service {
     }
 
     fn deadline(&self) -> Option<Duration> {
-        let reconnects = self.links.iter().filter_map(|link| match link {
-            Link::Down(until) => Some(*until),
-            _ => None,
-        });
+        let reconnects = self.links.iter().filter_map(Link::deadline);
         let opening = (!self.is_serving).then_some(self.gives_up);
         let all = self.machine.deadline().into_iter().chain(self.replica.deadline());
         all.chain(opening).chain(reconnects).min()
@@ -161,18 +142,8 @@ impl Service {
 
     /// Hands what has come from a server to the machine, or to the replica if that has asked for it.
     fn take(&mut self, now: Duration, input: Input, node: &mut Node<'_, Oracle>) {
-        let (Input::Connected { connection }
-        | Input::Lost { connection, .. }
-        | Input::Message { connection, .. }
-        | Input::Read { connection, .. }
-        | Input::Durable { connection }
-        | Input::Written { connection }) = input
-        else {
-            return;
-        };
-        let Some(n) = self.links.iter().position(|link| link.connection() == Some(connection)) else {
-            return;
-        };
+        let Some(connection) = input.connection() else { return };
+        let Some(n) = link::find(&self.links, connection) else { return };
         match input {
             Input::Connected { .. } => {
                 self.links[n] = Link::Up(connection);
@@ -180,7 +151,7 @@ impl Service {
                 self.machine.connected(now, n);
             }
             Input::Lost { why, .. } => {
-                let was_up = matches!(self.links[n], Link::Up(_));
+                let was_up = self.links[n].up().is_some();
                 self.down(now, n);
                 if was_up {
                     self.machine.handle(now, n, Event::Lost(why.into()));
@@ -209,11 +180,7 @@ impl Service {
 
     /// Does what the machine and the replica say, and what is due.
     fn go_on(&mut self, now: Duration, node: &mut Node<'_, Oracle>) {
-        for n in 0..self.links.len() {
-            if matches!(self.links[n], Link::Down(until) if until <= now) {
-                self.links[n] = Link::Connecting(node.connect(n));
-            }
-        }
+        self.links.iter_mut().enumerate().for_each(|(n, link)| link.go_on(now, n, node));
         for _ in 0..100 {
             self.replica.advance(now, &mut self.machine);
             if let Some(read) = self.replica.poll_read() {
@@ -247,7 +214,7 @@ impl Service {
     }
 
     fn read(&mut self, server: usize, offset: u64, len: u32, of: Option<u64>, node: &mut Node<'_, Oracle>) {
-        if let Link::Up(connection) = self.links[server] {
+        if let Some(connection) = self.links[server].up() {
             self.reads[server].push_back(of);
             node.read(connection, 0, offset, len);
         }
@@ -256,13 +223,13 @@ impl Service {
     fn carry_out(&mut self, now: Duration, action: Action, node: &mut Node<'_, Oracle>) {
         match action {
             Action::Call { server, request } => {
-                if let Link::Up(connection) = self.links[server] {
+                if let Some(connection) = self.links[server].up() {
                     node.send(connection, request.emit());
                 }
             }
             Action::Read { server, offset, len } => self.read(server, offset, len, None, node),
             Action::Append { server, updates, .. } => {
-                if let Link::Up(connection) = self.links[server] {
+                if let Some(connection) = self.links[server].up() {
                     let list = updates.list().into_iter().map(|(at, bytes)| (at, bytes.to_vec())).collect();
                     node.update(connection, 0, list);
                 }

@@ -7,7 +7,7 @@ use remanence_coord::log::Make;
 use remanence_coord::replicated::StateMachine;
 use remanence_pmem::PersistenceDomain;
 
-use super::plan::Plan;
+use super::Plan;
 use crate::cluster::log::server::{Serves, new_log};
 use crate::history::NEVER;
 use crate::report::counters;
@@ -162,7 +162,7 @@ impl Serves for Oracle {
     }
 
     fn is_fencing(&self) -> bool {
-        self.plan.fencing
+        self.plan.guarded
     }
 
     fn has_shut_out(&mut self) {

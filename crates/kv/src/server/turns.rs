@@ -1,6 +1,6 @@
-//! When the serving thread does what can wait. Pure: it is told the time.
+//! When whoever drives a [`Server`](super::Server) has it [do what can wait](super::Server::step). Pure: it is told the time.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Settling waits so long for the next message, as those that come together share a wait for the medium.
 const QUIET: Duration = Duration::from_millis(1);
@@ -10,14 +10,15 @@ const LATE: Duration = Duration::from_millis(10);
 /// they slower than writers, writers would wait for room until the whole log is cleaned.
 const SHARE: u32 = 3;
 
+/// When steps are taken between messages.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Turns {
-    last_message: Instant,
+pub struct Turns {
+    last_message: Duration,
     /// No message came in the turn of the last step.
     idle: bool,
-    last_step: Instant,
+    last_step: Duration,
     /// When it is the turn of the next step, if messages come.
-    next_step: Instant,
+    next_step: Duration,
     /// Something came that a step may have to do with.
     work: bool,
     /// The last step left something undone.
@@ -25,40 +26,43 @@ pub(super) struct Turns {
 }
 
 impl Turns {
-    pub(super) const fn new(now: Instant) -> Self {
+    /// A server begins to serve now.
+    #[must_use]
+    pub const fn new(now: Duration) -> Self {
         Self { last_message: now, idle: false, last_step: now, next_step: now, work: true, more: false }
     }
 
     /// There is something to do that is no message.
-    pub(super) const fn asked(&mut self) {
+    pub const fn asked(&mut self) {
         self.work = true;
     }
 
     /// So many messages were served. Whether it is time for a step.
-    pub(super) fn is_due(&mut self, now: Instant, messages: usize) -> bool {
+    pub fn is_due(&mut self, now: Duration, messages: usize) -> bool {
         if messages > 0 {
             (self.last_message, self.work) = (now, true);
         }
         self.idle = messages == 0;
         let due = match self.more {
             true => now >= self.next_step,
-            false => now.saturating_duration_since(self.last_message) >= QUIET,
+            false => now.saturating_sub(self.last_message) >= QUIET,
         };
-        due || now.saturating_duration_since(self.last_step) >= LATE
+        due || now.saturating_sub(self.last_step) >= LATE
     }
 
     /// A step was taken. `more`: it left something undone that need not wait; `work`: or something else is to be done.
-    pub(super) fn stepped(&mut self, begin: Instant, end: Instant, more: bool, work: bool) {
+    pub fn stepped(&mut self, begin: Duration, end: Duration, more: bool, work: bool) {
         self.last_step = begin;
         let rest = if self.idle { 0 } else { SHARE - 1 };
-        self.next_step = end + end.saturating_duration_since(begin) * rest;
+        self.next_step = end + end.saturating_sub(begin) * rest;
         (self.more, self.work) = (more, more || work);
     }
 
     /// How long nothing need be done, if no message comes.
-    pub(super) fn rest(&self, now: Instant, idle: Duration) -> Duration {
+    #[must_use]
+    pub fn rest(&self, now: Duration, idle: Duration) -> Duration {
         match (self.more, self.work) {
-            (true, _) => self.next_step.saturating_duration_since(now).min(QUIET),
+            (true, _) => self.next_step.saturating_sub(now).min(QUIET),
             (false, true) => QUIET,
             (false, false) => idle.max(QUIET),
         }
@@ -74,7 +78,7 @@ mod tests {
 
     /// Serves for a tenth of a second. Returns the messages, and the steps.
     fn serve(clients: bool, more: bool) -> (u32, u32) {
-        let begin = Instant::now();
+        let begin = Duration::from_secs(1);
         let mut now = begin;
         let (mut messages, mut steps) = (0, 0);
         let mut turns = Turns::new(begin);
@@ -113,7 +117,7 @@ mod tests {
 
     #[test]
     fn with_nothing_to_do_it_rests() {
-        let now = Instant::now();
+        let now = Duration::from_secs(1);
         let mut turns = Turns::new(now);
         turns.stepped(now, now, false, false);
         assert_eq!(turns.rest(now, Duration::from_millis(250)), Duration::from_millis(250));

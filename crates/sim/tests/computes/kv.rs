@@ -1,118 +1,56 @@
 //! The replicated key-value store in simulated clusters: seeds, and what the simulator must be able to see.
-//!
-//! A failure says what replays it; `REMANENCE_EFFORT` and `REMANENCE_SEEDS` say how much is tried (`crates/effort`).
 
 use remanence_pmem::crash_image::{Choices as _, Seeded};
-use remanence_sim::cluster::kv::{Outcome, Params, Plan, Work, run, run_plan, run_shrunk};
-use remanence_sim::cluster::{Clock, Counts, Fault, Kind, Speeds, Way};
+use remanence_sim::cluster::kv::{Kv, Plan, Work};
+use remanence_sim::cluster::{Clock, Fault, Kind, Params, Speeds, Way, run, run_plan, run_shrunk};
+
+use crate::clusters::{cluster, is_shrunk_and_replayed, of, passes};
 
 const MS: u64 = 1_000_000;
 /// Mean of what is added to a way through the network.
 const JITTER: u64 = MS / 5;
 
-fn passes(outcome: &Outcome) {
-    assert!(outcome.passed(), "{outcome}");
-}
+/// What seeds must meet in each run, of any store on several members.
+const ACTIVE: &[(&str, f64)] = &[
+    ("led", 1.0),
+    ("stood_down", 0.05),
+    ("reconnected", 0.33),
+    ("rebuilt", 0.2),
+    ("trimmed", 20.0),
+    ("done", 20.0),
+    ("unknown", 0.05),
+    ("connected", 1.0),
+    ("pauses", 0.2),
+    ("kills", 0.2),
+    ("power_losses", 0.5),
+    ("power_losses_within", 0.05),
+    ("media_failed", 0.2),
+    ("hung", 0.2),
+    ("slow", 0.2),
+    ("partitions", 0.1),
+    ("disks_lost", 0.05),
+];
+/// Of one of which a primary can go on while another member is promised away.
+const REOPENED: &[(&str, f64)] = &[("reopened", 0.0)];
 
-/// Runs so many seeds, which together must meet so much of everything: a simulator that no longer does anything passes everything.
-fn all(count: u64, quorum: Option<(u16, u16)>) {
-    let params = Params { quorum, ..Params::default() };
-    let (mut counts, mut work, mut runs) = (Counts::default(), Work::default(), 0);
-    let seeds = remanence_effort::seeds(count);
-    let are_all = seeds.are_all();
-    for seed in seeds {
-        let outcome = run(seed, &params);
-        passes(&outcome);
-        counts += outcome.counts;
-        work += outcome.work;
-        runs += 1;
-    }
-    println!("{runs} runs\n{counts:?}\n{work:?}");
-    if are_all && quorum == Some((1, 1)) {
-        assert!(
-            counts.power_losses > runs / 2 && work.trimmed > 20 * runs && work.done > 20 * runs,
-            "{work:?}"
-        );
-    } else if are_all {
-        is_active(&counts, &work, runs);
-        // Of two members that both acknowledge, neither can go on while the other one is promised away.
-        assert!(work.reopened > 0 || quorum == Some((2, 2)), "{work:?}");
-    }
-}
-
-fn is_active(counts: &Counts, work: &Work, runs: u64) {
-    assert!(work.led > runs && work.stood_down > runs / 20 && work.reconnected > runs / 3, "{work:?}");
-    assert!(work.rebuilt > runs / 5 && work.trimmed > 20 * runs && work.done > 20 * runs, "{work:?}");
-    assert!(work.unknown > runs / 20 && work.connected > runs, "{work:?}");
-    assert!(
-        counts.pauses > runs / 5 && counts.kills > runs / 5 && counts.power_losses > runs / 2,
-        "{counts:?}"
-    );
-    assert!(counts.power_losses_within > runs / 20 && counts.media_failed > runs / 5, "{counts:?}");
-    assert!(
-        counts.hung > runs / 5
-            && counts.slow > runs / 5
-            && counts.partitions > runs / 10
-            && counts.disks_lost > runs / 20,
-        "{counts:?}"
-    );
-}
-
-#[test]
-fn seeds_of_two_of_three() {
-    all(1000, Some((3, 2)));
-}
-
-#[test]
-fn seeds_of_two_of_two() {
-    all(300, Some((2, 2)));
-}
-
-/// A store with a log, and nobody beside it.
-#[test]
-fn seeds_of_one_member() {
-    all(100, Some((1, 1)));
-}
-
-#[test]
-fn seeds_of_other_quorums() {
-    all(600, None);
-}
-
-#[test]
-fn a_line_that_replays_a_run_names_what_the_seed_does_not_draw() {
-    for (seed, quorum) in [(1, (3, 2)), (2, (2, 2)), (3, (5, 3))] {
-        let drawn = Plan::draw(seed, &Params::default());
-        assert_eq!(run_plan(seed, &drawn, 0).replay(), format!("rem sim --cluster kv --seed {seed}"));
-        let params = Params { quorum: Some(quorum), ..Params::default() };
-        let line = run_plan(seed, &Plan::draw(seed, &params), 0).replay();
-        let members = format!(" --servers {} --acks {}", quorum.0, quorum.1);
-        assert_eq!(line.contains(&members), quorum != (drawn.members, drawn.acks), "{line}");
-        assert!(!line.contains("--faults"), "all that were drawn are there: {line}");
-    }
-}
-
-#[test]
-fn one_seed_is_one_run() {
-    for seed in 0..6 {
-        let plan = Plan::draw(seed, &Params::default());
-        let (once, again) = (run_plan(seed, &plan, 0), run_plan(seed, &plan, 0));
-        assert_eq!(once, again);
-        assert_eq!(run_plan(seed, &plan, 50).hash, once.hash, "a trace changes nothing");
-    }
-    let hash = |seed| run(seed, &Params::default()).hash;
-    assert_ne!(hash(1), hash(2));
+cluster! { Kv;
+    fn seeds_of_two_of_three() { 1000, of(3, 2), &[ACTIVE, REOPENED].concat() }
+    /// They both acknowledge.
+    fn seeds_of_two_of_two() { 300, of(2, 2), ACTIVE }
+    /// A store with a log, and nobody beside it.
+    fn seeds_of_one_member() { 100, of(1, 1), &[("power_losses", 0.5), ("trimmed", 20.0), ("done", 20.0)] }
+    fn seeds_of_other_quorums() { 600, Params::default(), &[ACTIVE, REOPENED].concat() }
 }
 
 /// Seeds in which images did not follow where one of them was rebuilt, and nothing was changed after that.
 #[test]
 fn seeds_that_found_something() {
-    [3, 15].iter().for_each(|seed| passes(&run(*seed, &Params::default())));
+    [3, 15].iter().for_each(|seed| passes(&run::<Kv>(*seed, &Params::default())));
 }
 
 /// Three members and two clients, without chance and without faults.
 fn calm() -> Plan {
-    let mut plan = Plan::draw(0, &Params { quorum: Some((3, 2)), ..Params::default() });
+    let mut plan = Plan::draw(0, &of(3, 2));
     (plan.clients, plan.readers, plan.operations, plan.keys) = (2, 0, 60, 3);
     (plan.pause, plan.notice, plan.lease, plan.depth) = (20 * MS, 200 * MS, 2000, 32);
     plan.speeds = Speeds { links: vec![1_000; 8], jitter: 0, disks: vec![2_000; 8], retry: 50 * MS };
@@ -139,8 +77,9 @@ fn where_nothing_happens_one_member_leads_and_all_is_known() {
 /// So many members without faults, whose clocks a seed has drawn and whose links differ by chance. The first one leads at first.
 fn members(seed: u64, members: u16) -> Plan {
     let acks = members / 2 + 1;
-    let drawn = Plan::draw(seed, &Params { quorum: Some((members, acks)), ..Params::default() });
-    let mut plan = Plan { members, acks, operations: 600, pause: 10 * MS, ..calm() };
+    let drawn = Plan::draw(seed, &of(members, acks));
+    let mut plan = Plan { servers: members, acks, ..calm() };
+    (plan.operations, plan.pause) = (600, 10 * MS);
     (plan.speeds.links, plan.speeds.disks) = (vec![1_000; 8], vec![2_000; 8]);
     plan.clocks = drawn.clocks.iter().cycle().take(8).copied().collect();
     plan
@@ -162,8 +101,8 @@ fn suffer(
             let outcome = run_plan(seed, &plan, 0);
             passes(&outcome);
             let Work { tried, led, .. } = outcome.work;
-            println!("seed {seed}, {count} members: {tried} tried, {led} led, {} ms", outcome.still / MS);
-            all.push((outcome.work, outcome.still / MS));
+            println!("seed {seed}, {count} members: {tried} tried, {led} led, {} ms", outcome.measured / MS);
+            all.push((outcome.work, outcome.measured / MS));
         }
     }
     all
@@ -333,11 +272,11 @@ fn who_dies_within_its_rebuilding_is_sent_all_of_it_again() {
 
 #[test]
 fn clients_that_believe_a_primary_which_was_replaced_are_found_and_the_plan_is_shrunk() {
-    let params = Params { quorum: Some((3, 2)), guarded: false, ..Params::default() };
+    let params = Params { guarded: false, ..of(3, 2) };
     let outcome = (0..40).find_map(|seed| {
         // The primary is cut off from the other members and not from its clients, of which one comes anew.
-        let mut plan = Plan { guarded: false, clients: 3, readers: 2, ..calm() };
-        plan.speeds.retry = 2000 * MS;
+        let mut plan = Plan { guarded: false, ..calm() };
+        (plan.clients, plan.readers, plan.speeds.retry) = (3, 2, 2000 * MS);
         plan.faults = vec![
             fault(1, 300, 100, Kind::SlowDisk(2)),
             fault(0, 800, 2000, Kind::Partition(1, Way::Both)),
@@ -350,11 +289,9 @@ fn clients_that_believe_a_primary_which_was_replaced_are_found_and_the_plan_is_s
     let outcome = outcome.expect("nobody read anything old, and nothing guards against it");
     let failure = outcome.failure.as_ref().expect("it failed");
     assert!(failure.what.contains("no register could have had"), "{outcome}");
-    println!("{outcome}");
     assert!(
         outcome.plan.faults.iter().all(|(n, _)| *n != 0),
         "the slow disk has nothing to do with it: {outcome}"
     );
-    assert_eq!(run_plan(outcome.seed, &outcome.plan, 100), outcome, "what is left replays the failure");
-    assert!(outcome.replay().starts_with(&format!("rem sim --cluster kv --seed {}", outcome.seed)));
+    is_shrunk_and_replayed(&outcome, &params);
 }

@@ -1,146 +1,50 @@
 //! The replicated log in simulated clusters: seeds, and what the simulator must be able to see.
-//!
-//! A failure says what replays it; `REMANENCE_EFFORT` and `REMANENCE_SEEDS` say how much is tried (`crates/effort`).
 
 use remanence_coord::log::Mode;
-use remanence_sim::cluster::log::{Outcome, Params, Plan, Work, run, run_plan};
-use remanence_sim::cluster::{Clock, Counts, Fault, Kind, Speeds, Way};
+use remanence_sim::cluster::log::{Log, Outcome, Plan};
+use remanence_sim::cluster::{Clock, Fault, Kind, Params, Speeds, Way, run, run_plan};
 
-fn passes(outcome: &Outcome) {
-    assert!(outcome.passed(), "{outcome}");
-}
+use crate::clusters::{cluster, of, passes, what_is_not_guarded_is_found};
 
-/// What so many runs did, if they are the test's own: then they must have met so much.
-type Met = Option<(Counts, Work, u64)>;
-
-fn all(count: u64, params: &Params) -> Met {
-    let (mut counts, mut work, mut runs) = (Counts::default(), Work::default(), 0);
-    let seeds = remanence_effort::seeds(count);
-    let are_all = seeds.are_all();
-    for seed in seeds {
-        let outcome = run(seed, params);
-        passes(&outcome);
-        counts += outcome.counts;
-        work += outcome.work;
-        runs += 1;
-    }
-    println!("{runs} runs\n{counts:?}\n{work:?}");
-    are_all.then_some((counts, work, runs))
-}
-
-/// A simulator that no longer does anything passes everything: what so many seeds must have met together, of any group.
-fn is_active(met: &Met) {
-    let Some((counts, work, runs)) = met else { return };
-    assert!(work.acknowledged > 12 * runs && work.opened > 2 * runs && work.shut_out > runs / 2, "{work:?}");
-    assert!(work.trims > runs / 2 && work.closed > runs / 2 && work.connected_again > runs / 2, "{work:?}");
+/// What seeds must meet in each run, of any group.
+const ACTIVE: &[(&str, f64)] = &[
+    ("acknowledged", 12.0),
+    ("opened", 2.0),
+    ("shut_out", 0.5),
+    ("trims", 0.5),
+    ("closed", 0.5),
+    ("connected_again", 0.5),
     // Half of the runs let the usual writers come to their ends, and in half of them the last one loses all connections.
-    assert!(work.ended > runs / 10 && work.cut_within > runs / 4, "{work:?}");
-    assert!(
-        counts.pauses > runs / 4 && counts.kills > runs / 4 && counts.power_losses > runs / 2,
-        "{counts:?}"
-    );
-    assert!(counts.power_losses_within > runs / 20 && counts.media_failed > runs / 3, "{counts:?}");
-    assert!(counts.disks_lost > runs / 8 && counts.lingered > runs / 12, "{counts:?}");
-    assert!(counts.slow > runs / 2 && counts.partitions > runs / 6, "{counts:?}");
-}
+    ("ended", 0.1),
+    ("cut_within", 0.25),
+    ("pauses", 0.25),
+    ("kills", 0.25),
+    ("power_losses", 0.5),
+    ("power_losses_within", 0.05),
+    ("media_failed", 0.33),
+    ("disks_lost", 0.125),
+    ("lingered", 0.08),
+    ("slow", 0.5),
+    ("partitions", 0.16),
+];
+/// Of a group that has others' logs to copy and to cut as well.
+const COPIES: &[(&str, f64)] = &[("copied", 0.25), ("cut", 0.25)];
 
-/// Of a group that has others' logs to copy and to cut.
-fn copies(met: &Met) {
-    let Some((_, work, runs)) = met else { return };
-    assert!(work.copied > runs / 4 && work.cut > runs / 4, "{work:?}");
-}
-
-fn of(servers: u16, acks: u16) -> Params {
-    Params { quorum: Some((servers, acks)), ..Params::default() }
-}
-
-#[test]
-fn seeds_of_two_of_three() {
-    let met = all(1000, &of(3, 2));
-    is_active(&met);
-    copies(&met);
-}
-
-#[test]
-fn seeds_of_two_of_two() {
-    let met = all(400, &of(2, 2));
-    is_active(&met);
-    // Neither can go on without the other: there is hardly ever something to cut.
-    assert!(met.is_none_or(|(_, work, runs)| work.copied > runs));
-}
-
-#[test]
-fn seeds_of_three_of_five() {
-    let met = all(300, &of(5, 3));
-    is_active(&met);
-    copies(&met);
-}
-
-#[test]
-fn seeds_of_one_of_two() {
-    let met = all(300, &of(2, 1));
-    is_active(&met);
-    // One has each record, so that the other one is rarely behind when a log is opened.
-    assert!(met.is_none_or(|(_, work, runs)| work.copied > runs / 6 && work.cut > runs / 4));
-}
-
-#[test]
-fn seeds_of_one_server() {
-    is_active(&all(300, &of(1, 1)));
-}
-
-#[test]
-fn seeds_of_other_quorums() {
-    let met = all(600, &Params::default());
-    is_active(&met);
-    copies(&met);
-}
-
-#[test]
-fn seeds_with_a_tail_word() {
-    let met = all(300, &Params { mode: Some(Mode::Compound), ..Params::default() });
-    is_active(&met);
-    copies(&met);
-}
-
-#[test]
-fn one_seed_is_one_run() {
-    for seed in 0..20 {
-        let plan = Plan::draw(seed, &Params::default());
-        let (once, again) = (run_plan(seed, &plan, 0), run_plan(seed, &plan, 0));
-        assert_eq!(once, again);
-        assert_eq!(run_plan(seed, &plan, 50).hash, once.hash, "a trace changes nothing");
-    }
-    let hash = |seed| run(seed, &Params::default()).hash;
-    assert_ne!(hash(1), hash(2));
+cluster! { Log;
+    fn seeds_of_two_of_three() { 1000, of(3, 2), &[ACTIVE, COPIES].concat() }
+    /// Neither can go on without the other: there is hardly ever something to cut.
+    fn seeds_of_two_of_two() { 400, of(2, 2), &[ACTIVE, &[("copied", 1.0)]].concat() }
+    fn seeds_of_three_of_five() { 300, of(5, 3), &[ACTIVE, COPIES].concat() }
+    /// One has each record, so that the other one is rarely behind when a log is opened.
+    fn seeds_of_one_of_two() { 300, of(2, 1), &[ACTIVE, &[("copied", 0.16), ("cut", 0.25)]].concat() }
+    fn seeds_of_one_server() { 300, of(1, 1), ACTIVE }
+    fn seeds_of_other_quorums() { 600, Params::default(), &[ACTIVE, COPIES].concat() }
+    fn seeds_with_a_tail_word() { 300, Params { mode: Some(Mode::Compound), ..Params::default() }, &[ACTIVE, COPIES].concat() }
 }
 
 #[test]
 fn servers_that_do_not_shut_older_writers_out_are_found_and_the_plan_is_shrunk() {
-    let params = Params { quorum: Some((3, 2)), fencing: false, ..Params::default() };
-    let failed = (0..2000).map(|seed| run(seed, &params)).find(|outcome| !outcome.passed());
-    let outcome = failed.expect("older writers wrote on and nothing was noticed");
-    let drawn = Plan::draw(outcome.seed, &params);
-    println!("{outcome}");
-    assert!(outcome.plan.faults.len() <= drawn.faults.len());
-    assert_eq!(run_plan(outcome.seed, &outcome.plan, 100), outcome, "what is left replays the failure");
-    assert!(outcome.replay().starts_with(&format!("rem sim --cluster log --seed {}", outcome.seed)));
-}
-
-/// What replays a run says which servers it had, if its seed would draw others.
-#[test]
-fn a_line_that_replays_a_run_names_what_the_seed_does_not_draw() {
-    for (seed, quorum, mode) in [(1, (3, 2), Mode::Singleton), (2, (5, 3), Mode::Compound)] {
-        let drawn = Plan::draw(seed, &Params::default());
-        let usual = run_plan(seed, &drawn, 0).replay();
-        assert_eq!(usual, format!("rem sim --cluster log --seed {seed}"));
-        let params = Params { quorum: Some(quorum), mode: Some(mode), ..Params::default() };
-        let line = run_plan(seed, &Plan::draw(seed, &params), 0).replay();
-        let servers = format!(" --servers {} --acks {}", quorum.0, quorum.1);
-        assert_eq!(line.contains(&servers), quorum != (drawn.servers, drawn.acks), "{line}");
-        assert_eq!(line.contains(&format!(" --mode {}", mode.name())), mode != drawn.mode, "{line}");
-        assert!(!line.contains("--faults"), "all that were drawn are there: {line}");
-    }
+    what_is_not_guarded_is_found::<Log>();
 }
 
 /// A record that no server has yet is in the writer's memory until enough have it.
@@ -193,7 +97,7 @@ fn what_is_held_up_on_an_older_connection_of_the_same_writer_is_not_listened_to(
         (plan.records, plan.payload, plan.window, plan.pause) = (4000, 300, 16, 1_000);
         plan.speeds.links = vec![50_000; 5];
         let healthy = run_plan(seed, &plan, 0);
-        let (Some(first), Some(last)) = (healthy.latencies.first(), healthy.latencies.last()) else {
+        let (Some(first), Some(last)) = (healthy.measured.first(), healthy.measured.last()) else {
             continue;
         };
         let begins = first.0 + 2 * MS + seed * 37_000;
@@ -231,7 +135,7 @@ const MS: u64 = 1_000_000;
 
 /// What those acknowledgements took at most that were asked for in a time.
 fn slowest(outcome: &Outcome, from: u64, to: u64) -> u64 {
-    let within = outcome.latencies.iter().filter(|(at, _)| (from..to).contains(at));
+    let within = outcome.measured.iter().filter(|(at, _)| (from..to).contains(at));
     within.map(|(_, took)| *took).max().expect("something was acknowledged then")
 }
 
@@ -240,7 +144,7 @@ fn a_server_that_is_silent_slow_or_full_delays_no_acknowledgement() {
     let seed = (0..50).find(|seed| run_plan(*seed, &calm(), 0).work.appended > 100).expect("a long session");
     let healthy = run_plan(seed, &calm(), 0);
     passes(&healthy);
-    let (begin, end) = (healthy.latencies[0].0, healthy.latencies.last().expect("many").0);
+    let (begin, end) = (healthy.measured[0].0, healthy.measured.last().expect("many").0);
     let usual = slowest(&healthy, begin, end);
     let lasts = calm().heals - begin - 1;
     for (what, kind) in [
@@ -256,7 +160,7 @@ fn a_server_that_is_silent_slow_or_full_delays_no_acknowledgement() {
         plan.faults = vec![fault(2, begin + 1, lasts, kind)];
         let outcome = run_plan(seed, &plan, 0);
         passes(&outcome);
-        assert!(outcome.latencies.len() > 50, "{what}: {outcome}");
+        assert!(outcome.measured.len() > 50, "{what}: {outcome}");
         let slowest = slowest(&outcome, begin, end);
         assert!(slowest <= usual, "{what}: {slowest} ns, and {usual} ns if it is not");
     }
@@ -266,7 +170,7 @@ fn a_server_that_is_silent_slow_or_full_delays_no_acknowledgement() {
     let outcome = run_plan(seed, &plan, 0);
     let slowest = slowest(&outcome, begin, end);
     assert!(
-        slowest <= usual && outcome.latencies.len() > 50,
+        slowest <= usual && outcome.measured.len() > 50,
         "full: {slowest} ns, and {usual} ns if it is not"
     );
 }
@@ -275,9 +179,9 @@ fn a_server_that_is_silent_slow_or_full_delays_no_acknowledgement() {
 /// have a say (42 of one of two as well), 2943 servers that had no room for what others had trimmed already.
 #[test]
 fn seeds_that_found_something() {
-    [434, 501, 688].iter().for_each(|seed| passes(&run(*seed, &Params::default())));
-    passes(&run(2943, &Params { mode: Some(Mode::Singleton), ..of(5, 3) }));
-    passes(&run(42, &of(2, 1)));
+    [434, 501, 688].iter().for_each(|seed| passes(&run::<Log>(*seed, &Params::default())));
+    passes(&run::<Log>(2943, &Params { mode: Some(Mode::Singleton), ..of(5, 3) }));
+    passes(&run::<Log>(42, &of(2, 1)));
 }
 
 /// The records that it had acknowledged are on one other server, which then is away while the log is opened.

@@ -1,0 +1,217 @@
+//! What a primary does for the other members between requests, as far as that is to be decided: when it asks their images to follow, and to
+//! which members that it does without it connects again, and when. Pure: it is told the time and what was heard; whoever drives a
+//! [`Primary`](super::Primary) carries it out, over real connections or over simulated ones.
+
+use std::time::Duration;
+
+use remanence_coord::log::Epoch;
+use remanence_coord::takeover::Takeover;
+
+/// An image that does not follow is asked to again after this. All follow when nothing was changed for as long.
+const AGAIN: Duration = Duration::from_secs(1);
+/// How long members to which a primary could not connect are left alone at most.
+const PAUSE_MAX: Duration = Duration::from_secs(10);
+
+/// When a primary asks all images to follow the log.
+#[derive(Clone, Copy, Debug)]
+pub struct Upkeep {
+    /// When it did so last.
+    followed: Duration,
+    /// How much was acknowledged when that was looked at last, and since when.
+    acknowledged: (u64, Duration),
+    /// Some images do not follow.
+    is_behind: bool,
+}
+
+impl Upkeep {
+    /// Of a primary that begins now.
+    #[must_use]
+    pub const fn new(now: Duration) -> Self {
+        Self { followed: now, acknowledged: (0, now), is_behind: false }
+    }
+
+    /// So much is acknowledged.
+    pub fn acknowledged(&mut self, now: Duration, below: u64) {
+        if self.acknowledged.0 != below {
+            self.acknowledged = (below, now);
+        }
+    }
+
+    /// Whether some images do not follow.
+    pub const fn behind(&mut self, is_behind: bool) {
+        self.is_behind = is_behind;
+    }
+
+    /// Whether all images are to be asked to follow now, which is then done. `is_back`: a member was connected to again, or started again;
+    /// `is_followed`: all that is acknowledged was sent to the images.
+    pub fn follows(&mut self, now: Duration, is_back: bool, is_followed: bool) -> bool {
+        // Whoever was started again has an image to be asked for, or its connection is to be found out to be gone.
+        let is_due = is_back || self.deadline(is_followed).is_some_and(|at| at <= now);
+        if is_due {
+            self.followed = now;
+        }
+        is_due
+    }
+
+    /// From when on nothing was changed for a while, if nothing is changed before that.
+    #[must_use]
+    pub fn rests_from(&self) -> Duration {
+        self.acknowledged.1 + AGAIN
+    }
+
+    /// When all images will be asked to follow, should nobody come back before that.
+    #[must_use]
+    pub fn deadline(&self, is_followed: bool) -> Option<Duration> {
+        // While nobody changes anything the images catch up, so that whoever takes over has little to apply.
+        let rests = (!is_followed).then(|| self.acknowledged.1.max(self.followed) + AGAIN);
+        // Who was the primary before may have been ending that still.
+        let behind = self.is_behind.then(|| self.followed + AGAIN);
+        rests.into_iter().chain(behind).min()
+    }
+}
+
+/// What a primary is to do about members that it does without.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Returning {
+    /// Connect to all members, to open the log again: some have promised theirs to somebody who did not become the primary.
+    All,
+    /// Connect to these, which go on in the same epoch.
+    These(Vec<usize>),
+    /// Nothing before then, if nothing happens; `None`: not before something happens.
+    Rest(Option<Duration>),
+}
+
+/// To which members that it does without a primary connects, and when. A member that fails again and again does not hold up clients all the
+/// time; one that was started again may do better.
+#[derive(Clone, Debug)]
+pub struct Returns {
+    shortest: Duration,
+    pause: Duration,
+    again: Duration,
+    /// The members that were there when it connected last.
+    lives: Vec<u64>,
+}
+
+impl Returns {
+    /// Of a primary that begins now, and may be silent for so long.
+    #[must_use]
+    pub fn new(now: Duration, notice: Duration, takeover: &Takeover) -> Self {
+        let shortest = (notice / 2).min(PAUSE_MAX);
+        Self { shortest, pause: shortest, again: now, lives: takeover.lives(now) }
+    }
+
+    /// What is to be done now, by the primary of that epoch; `lost`: the members that it does without; `under_way`: those that it connects to
+    /// already.
+    pub fn turn(
+        &mut self,
+        now: Duration,
+        takeover: &Takeover,
+        epoch: Epoch,
+        lost: &[usize],
+        under_way: impl Fn(usize) -> bool,
+    ) -> Returning {
+        if lost.is_empty() {
+            self.pause = self.shortest;
+        }
+        let away = takeover.has_promised_away(epoch, now);
+        let wanted = (0..takeover.members())
+            .filter(|at| takeover.wants_back(*at, epoch, lost.contains(at), now) && !under_way(*at));
+        let wanted: Vec<usize> = wanted.collect();
+        if !away && wanted.is_empty() {
+            return Returning::Rest(None);
+        }
+        let lives = takeover.lives(now);
+        if now < self.again && self.lives == lives {
+            return Returning::Rest(Some(self.again));
+        }
+        (self.lives, self.again) = (lives, now + self.pause);
+        self.pause = (2 * self.pause).min(PAUSE_MAX);
+        if away { Returning::All } else { Returning::These(wanted) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use remanence_coord::takeover::{Input, Own, Role, Statement};
+
+    use super::*;
+
+    const fn ms(milliseconds: u64) -> Duration {
+        Duration::from_millis(milliseconds)
+    }
+
+    #[test]
+    fn images_follow_when_nothing_was_changed_for_a_while_and_not_all_the_time() {
+        let mut upkeep = Upkeep::new(ms(0));
+        upkeep.acknowledged(ms(400), 7);
+        assert_eq!(upkeep.deadline(false), Some(ms(1400)));
+        assert_eq!(upkeep.deadline(true), None, "they have all of it");
+        upkeep.acknowledged(ms(900), 7);
+        assert!(!upkeep.follows(ms(1399), false, false), "not yet");
+        assert!(upkeep.follows(ms(1400), false, false));
+        assert!(!upkeep.follows(ms(1401), false, false), "they were asked a moment ago");
+        upkeep.acknowledged(ms(2000), 8);
+        assert!(!upkeep.follows(ms(2400), false, false), "there are changes");
+        assert!(upkeep.follows(ms(2401), true, false), "somebody is back");
+    }
+
+    #[test]
+    fn an_image_that_is_behind_is_asked_again_though_there_are_changes() {
+        let mut upkeep = Upkeep::new(ms(0));
+        upkeep.behind(true);
+        upkeep.acknowledged(ms(900), 7);
+        assert!(!upkeep.follows(ms(999), false, true) && upkeep.follows(ms(1000), false, true));
+        upkeep.behind(false);
+        assert_eq!(upkeep.deadline(true), None);
+    }
+
+    const EPOCH: Epoch = Epoch::new(5, 1);
+
+    /// Three members, of which the first one leads, and has just heard these of the others.
+    fn members(now: Duration, said: [Option<Statement>; 2]) -> Takeover {
+        let own = Own { promised: EPOCH, is_new: false, has_image: true, acks: 2, stalled: Duration::ZERO };
+        let mut takeover = Takeover::new(now, 0, 3, ms(200), own);
+        takeover.handle(now, Input::Leads { epoch: EPOCH });
+        for (at, said) in said.into_iter().enumerate() {
+            if let Some(said) = said {
+                takeover.handle(now, Input::Heard { at: at + 1, said });
+            }
+        }
+        takeover
+    }
+
+    const fn says(role: Role, epoch: Epoch, life: u64) -> Option<Statement> {
+        Some(Statement { role, epoch, life, stalled: Duration::ZERO, has_image: true, belongs: true })
+    }
+
+    #[test]
+    fn who_is_there_again_is_connected_to_and_is_left_alone_for_longer_each_time() {
+        let at = ms(1000);
+        let members =
+            |now, life| members(now, [says(Role::Follower, EPOCH, 7), says(Role::Waiting, EPOCH, life)]);
+        let mut returns = Returns::new(at, ms(200), &members(at, 8));
+        let mut turn = |now, life, lost: &[usize], busy: usize| {
+            returns.turn(now, &members(now, life), EPOCH, lost, |at| at == busy)
+        };
+        assert_eq!(turn(at, 8, &[], 9), Returning::Rest(None), "nobody is missing");
+        assert_eq!(turn(at, 8, &[2], 2), Returning::Rest(None), "it is being connected to");
+        assert_eq!(turn(at, 8, &[2], 9), Returning::These(vec![2]));
+        assert_eq!(turn(at, 8, &[2], 9), Returning::Rest(Some(at + ms(100))), "a moment ago");
+        assert_eq!(turn(at + ms(100), 8, &[2], 9), Returning::These(vec![2]));
+        assert_eq!(turn(at + ms(100), 8, &[2], 9), Returning::Rest(Some(at + ms(300))), "twice as long");
+        assert_eq!(turn(at + ms(110), 9, &[2], 9), Returning::These(vec![2]), "it was started again");
+        assert_eq!(turn(at + ms(110), 9, &[], 9), Returning::Rest(None));
+        assert_eq!(returns.pause, ms(100), "it has all of them");
+    }
+
+    #[test]
+    fn who_has_promised_its_log_away_has_all_of_them_connected_to() {
+        let (at, other) = (ms(1000), Epoch::new(6, 3));
+        let turn = |role, lost: &[usize]| {
+            let takeover = members(at, [says(role, other, 7), None]);
+            Returns::new(at, ms(200), &takeover).turn(at, &takeover, EPOCH, lost, |_| false)
+        };
+        assert_eq!(turn(Role::Waiting, &[2]), Returning::All);
+        assert_eq!(turn(Role::Primary, &[1, 2]), Returning::Rest(None), "there is a later primary");
+    }
+}
