@@ -649,7 +649,6 @@ impl Machine {
         if promised == self.epoch {
             server.confirmed = server.confirmed.max(server.called);
         }
-        let kept = promised == self.epoch && server.granted > 0;
         if let Some(writer) = &mut server.writer {
             writer.trimmed(status.state.head.position);
         }
@@ -659,15 +658,14 @@ impl Machine {
         match (asked, request) {
             (Step::Asking, _) => {
                 server.step = Step::Known;
-                server.keeps = kept;
                 if !matches!(self.phase, Phase::Asking) {
                     self.admit(n);
                 }
             }
             (Step::Granting, _) => {
                 server.step = Step::Granted;
-                // Who had promised already has not forgotten it since.
-                if !server.keeps {
+                // Who had promised already has not forgotten it, unless with its disk.
+                if server.granted == 0 {
                     self.grants += 1;
                     server.granted = self.grants;
                 }
@@ -898,11 +896,7 @@ impl Machine {
     fn source_for(&self, n: usize, sequence: u64) -> Option<usize> {
         let has = |m: &usize| {
             let server = &self.servers[*m];
-            *m != n
-                && server.step == Step::Feeding
-                && (server.adopted || *m == self.best)
-                && server.first() <= sequence
-                && server.has() > sequence
+            *m != n && server.step == Step::Feeding && server.first() <= sequence && server.has() > sequence
         };
         (0..self.servers.len()).filter(has).max_by_key(|m| self.servers[*m].has())
     }
