@@ -1127,16 +1127,21 @@ impl Machine {
 
     /// Nobody has the record any more, or nobody who has it is there. False.
     fn cannot_copy(&mut self, n: usize, sequence: u64) -> bool {
-        let begins =
-            |server: &Server| server.takes_part() && server.has() >= self.start && server.first() > sequence;
-        let trimmed = (0..self.servers.len()).any(|m| m != n && begins(&self.servers[m]));
-        let server = &self.servers[n];
-        // What the others have given up it need not have either.
-        if trimmed && server.in_flight.is_empty() && server.call.is_none() {
-            let Some(reference) = self.reference(n) else { return false };
-            let head = reference.state.head;
-            self.servers[n].copy = None;
-            self.servers[n].step = Step::Cutting;
+        let begins = |m: &usize| {
+            let other = &self.servers[*m];
+            *m != n && other.takes_part() && other.has() >= self.start && other.first() > sequence
+        };
+        let others = (0..self.servers.len()).filter(begins);
+        let from = others.max_by_key(|m| self.servers[*m].has());
+        let head = from.and_then(|m| Some(self.servers[m].status.as_ref()?.state.head));
+        let server = &mut self.servers[n];
+        // What the others have given up it need not have either. One that has not given it up, and not got so far, tells nothing of where to
+        // begin: what this one has already would lie behind that.
+        if let Some(head) = head
+            && server.in_flight.is_empty()
+            && server.call.is_none()
+        {
+            (server.copy, server.step) = (None, Step::Cutting);
             self.call(n, Request::Reset { epoch: self.epoch, sequence: head.sequence, after: head.epoch });
         }
         false
