@@ -9,6 +9,7 @@
 //! | `wire.rs` | connections as RC gives them, and one-sided operations step by step |
 //! | `disk.rs` | media that lose their power in the middle of something, or fail |
 //! | `fault.rs` | what goes wrong, as data |
+//! | `aim.rs` | what goes wrong at a moment of the protocol |
 //! | `core.rs` | nodes: what happens to them, whatever runs there |
 //! | `run.rs` | processes on the nodes, and faults that happen to them |
 //! | `shrink.rs` | the least that still fails |
@@ -20,6 +21,7 @@
 //! A service that comes next needs what `log/` has: a process for each kind of node, what an oracle is told of them, a plan, and a
 //! check at the end.
 
+mod aim;
 mod core;
 mod disk;
 mod fault;
@@ -35,6 +37,7 @@ mod wire;
 use std::time::Duration;
 
 pub use self::core::{Counts, Speeds};
+pub use aim::{Aim, Blow, Moment, Whom};
 pub use fault::{Fault, Kind, Way};
 pub use queue::Clock;
 
@@ -86,6 +89,12 @@ pub(crate) trait Process: Sized {
         processes: &[Option<Self>],
         node: NodeId,
     ) -> Option<Vec<Disk>>;
+
+    /// Destroys something on the disk of a node without power that its process must notice, if the service can stand that now. Whether it
+    /// did.
+    fn rots(_core: &mut Core<Self::Oracle>, _node: NodeId, _salt: u64) -> bool {
+        false
+    }
 
     /// Looks at all of them between two events, and whether the run is over.
     fn look(core: &mut Core<Self::Oracle>, processes: &mut [Option<Self>]) -> bool;

@@ -2,13 +2,27 @@
 
 use remanence_pmem::PersistenceDomain;
 
+use crate::cluster::aim;
 use crate::cluster::fault::{self, Fault, Scene};
 use crate::cluster::shrink::Shrink;
-use crate::cluster::{Clock, Kind, Speeds, Way};
+use crate::cluster::{Clock, Kind, Moment, Speeds, Way};
 use crate::rng::Rng;
 
 /// How many nanoseconds a millisecond has.
 const MS: u64 = 1_000_000;
+
+/// What faults are aimed at.
+const MOMENTS: [Moment; 9] = [
+    Moment::Promise,
+    Moment::Promise,
+    Moment::Cut,
+    Moment::Adopt,
+    Moment::Update,
+    Moment::Doubt,
+    Moment::Doubt,
+    Moment::Try,
+    Moment::Serve,
+];
 
 /// The bounds within which a seed draws its run. The defaults are those of `rem sim`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -96,6 +110,14 @@ impl Plan {
         let mut faults = fault::draw(&mut Rng::new(seed, 31), &scene);
         faults.extend(isolations(&mut Rng::new(seed, 32), &scene));
         faults.extend(hangs(&mut Rng::new(seed, 33), &scene));
+        // Half of the runs have faults that are aimed, and half of those no others.
+        let mut aims = Rng::new(seed, 35);
+        if aims.one_in(2) {
+            if aims.one_in(2) {
+                faults.clear();
+            }
+            faults.extend(aim::draw(&mut aims, &scene, &MOMENTS));
+        }
         Self {
             members,
             acks,

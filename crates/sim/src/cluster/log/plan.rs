@@ -3,10 +3,23 @@
 use remanence_coord::log::Mode;
 use remanence_pmem::PersistenceDomain;
 
+use crate::cluster::aim;
 use crate::cluster::fault::{self, Fault, Scene};
 use crate::cluster::shrink::Shrink;
-use crate::cluster::{Clock, Speeds};
+use crate::cluster::{Clock, Moment, Speeds};
 use crate::rng::Rng;
+
+/// What faults are aimed at.
+const MOMENTS: [Moment; 8] = [
+    Moment::Promise,
+    Moment::Look,
+    Moment::Cut,
+    Moment::Adopt,
+    Moment::Note,
+    Moment::Update,
+    Moment::Open,
+    Moment::Acknowledge,
+];
 
 /// The bounds within which a seed draws its run. The defaults are those of `rem sim`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -99,7 +112,15 @@ impl Plan {
         let grace = |rng: &mut Rng| rng.pick(&[0, 100_000, 2_000_000, 50_000_000]);
         let scene =
             Scene { servers: servers.into(), clients: writers.into(), among_servers: false, ends: heals };
-        let faults = fault::draw(&mut Rng::new(seed, 11), &scene);
+        let mut faults = fault::draw(&mut Rng::new(seed, 11), &scene);
+        // Half of the runs have faults that are aimed, and half of those no others.
+        let mut aims = Rng::new(seed, 12);
+        if aims.one_in(2) {
+            if aims.one_in(2) {
+                faults.clear();
+            }
+            faults.extend(aim::draw(&mut aims, &scene, &MOMENTS));
+        }
         Self {
             servers,
             acks,
