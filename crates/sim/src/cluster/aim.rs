@@ -67,10 +67,10 @@ pub enum Whom {
     Behind(usize),
 }
 
-/// What happens.
+/// What happens to the node that is struck.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Blow {
-    /// It is stopped.
+    /// It does nothing for a while, and its connections stay.
     Pause,
     /// Its process dies.
     Kill,
@@ -93,7 +93,7 @@ pub enum Blow {
 /// What is aimed at what.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Aim {
-    /// The moment.
+    /// What is waited for.
     pub moment: Moment,
     /// So many of these are let pass.
     pub nth: u32,
@@ -103,7 +103,7 @@ pub struct Aim {
     pub lasts: u64,
     /// Whom it happens to.
     pub whom: Whom,
-    /// What happens.
+    /// What happens to it.
     pub blow: Blow,
 }
 

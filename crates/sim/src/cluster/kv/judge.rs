@@ -33,7 +33,7 @@ enum Past {
     Slept,
     /// It has had no process all the time, or did not run.
     Absent,
-    /// Something else.
+    /// Something else was wrong with it.
     Troubled,
 }
 

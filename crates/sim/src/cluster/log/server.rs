@@ -20,7 +20,7 @@ use crate::rng::Rng;
 /// Whether something has rotted on a disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::cluster) enum Rot {
-    /// Nothing has.
+    /// Nothing has rotted there.
     None,
     /// It is there, and must be noticed.
     There,
