@@ -319,8 +319,24 @@ impl<M: Medium + Clone> Store<M> {
         let adopted = self.adopted_still();
         self.restart(State { adopted, fence, known, ..self.state }, end, true)?;
         self.runs.retain(|run| run.from < end.sequence);
-        self.damage = None;
-        Ok(())
+        self.is_put_right()
+    }
+
+    /// What was damaged was cut off. What the writer that cuts has appended behind it itself its fence does not keep out: it would prove
+    /// again that something is missing, and is destroyed. A crash in between finds the damage again.
+    fn is_put_right(&mut self) -> Result<(), Refused> {
+        if self.damage.take().is_none() {
+            return Ok(());
+        }
+        let Ok(left) = self.rules().leftovers(&mut Local(&self.medium), &self.tail);
+        for offset in left {
+            self.medium.write(offset, &[0; HEADER_LEN as usize]);
+            self.medium.pwb(offset..offset + HEADER_LEN);
+        }
+        match self.medium.psync() {
+            Ok(()) => Ok(()),
+            Err(error) => self.fail(&error),
+        }
     }
 
     /// Empties the log, which goes on with that number behind a record of that epoch: for a server that lacks records
@@ -338,7 +354,7 @@ impl<M: Medium + Clone> Store<M> {
         let adopted = self.adopted_still();
         self.restart(State { head, adopted, fence, known, ..self.state }, head, true)?;
         self.runs.clear();
-        self.damage = None;
+        self.is_put_right()?;
         Ok(self.told())
     }
 

@@ -136,6 +136,26 @@ impl Rules {
         let proof = records.proof(&Due { rules: self, end }, source)?;
         Ok(proof.map(|header| Header::parse(&header).sequence))
     }
+
+    /// Where whole records lie behind the end of a log that was cut there, which its fence does not keep out.
+    ///
+    /// It looks at every place, as the next records may be appended elsewhere than before, and this one be looked at from there.
+    ///
+    /// # Errors
+    /// The source fails.
+    pub fn leftovers<S: Source>(&self, source: &mut S, end: &Cursor) -> Result<Vec<u64>, S::Error> {
+        let (mut places, mut payload) = (Vec::new(), Vec::new());
+        for room in (end.position..self.limit).step_by(8).map(|position| self.room(position)) {
+            let offset = room.start;
+            let found = FRAMING.read(Some(self.salt), source, room, &mut payload, |bytes| {
+                let header = Header::parse(bytes);
+                let is_left = header.sequence > end.sequence && header.stamp > 0 && !self.fenced(&header);
+                if is_left { Ok(()) } else { Err(()) }
+            })?;
+            places.extend(found.is_ok().then_some(offset));
+        }
+        Ok(places)
+    }
 }
 
 /// The record that is due at the end of what was found.

@@ -93,6 +93,32 @@ fn who_can_rebuild_a_damaged_server_is_said_as_it_is() {
     }
 }
 
+/// Found by the simulation: the records of its own behind the cut proved that the one before them was missing, again and again.
+#[test]
+fn a_damaged_log_that_is_cut_by_the_writer_of_what_lies_behind_is_whole() {
+    for (mode, resets) in Mode::ALL.into_iter().flat_map(|mode| [(mode, false), (mode, true)]) {
+        let (image, mut writer) = log(mode, 256, 8);
+        let mut store = Store::open(&image).expect("whole");
+        let offsets: Vec<u64> = (0..9).map(|n| append(&image, &mut writer, &[n; 40])).collect();
+        store.adopt(EPOCH, 9, Uuid([1; 16]), 3, 2).expect("it promised");
+        image.write(offsets[2] + 40, &[0xee]);
+        let mut store = Store::open(&image).expect("the rest can be read");
+        assert_eq!(store.damage().map(|damage| damage.sequence), Some(2));
+        store.grant(EPOCH).expect("it has the promise");
+        let status = if resets { store.reset(EPOCH, 2, EPOCH) } else { store.truncate(EPOCH, 2) };
+        assert_eq!(status.expect("it has the promise").damage, None);
+        for mut store in [store, Store::open(&image).expect("open")] {
+            let status = store.grant(EPOCH).expect("it has the promise");
+            assert_eq!((status.damage, status.tail.sequence), (None, 2), "{mode:?} {resets}");
+            // It is sent again.
+            let mut writer = Writer::new(status.writer_grant(), EPOCH);
+            append(&image, &mut writer, &[2; 40]);
+            assert_eq!(store.status().expect("memory").tail.sequence, 3, "{mode:?} {resets}");
+            store.truncate(EPOCH, 2).expect("it is there");
+        }
+    }
+}
+
 #[test]
 fn the_loss_of_the_last_record_is_noticed_where_it_can_be() {
     // In singleton mode nothing but the root record can tell it from an append that a crash cut short.

@@ -7,6 +7,7 @@ use remanence_pmem::PersistenceDomain;
 use remanence_pmem::crash_image::Failure;
 use remanence_rnic::time::Instant;
 
+use super::aim::{Aiming, Moment};
 use super::disk::{Disk, Power};
 use super::fault::Fault;
 use super::queue::{Clock, Queue};
@@ -32,6 +33,8 @@ Counts {
     power_losses_within,
     /// Disks that were lost.
     disks_lost,
+    /// Times that something rotted on a disk.
+    rotted,
     /// Disks that failed, for good or once.
     media_failed,
     /// Times that disks did not answer.
@@ -40,6 +43,8 @@ Counts {
     slow,
     /// Times that two nodes did not hear each other.
     partitions,
+    /// Faults that happened at a moment which they were aimed at.
+    aimed,
     /// Times that what somebody had sent arrived when its connection was lost already.
     lingered,
     /// Connections that were asked for.
@@ -142,6 +147,8 @@ pub(crate) struct Core<O> {
     flush_alone: bool,
     rng: Rng,
     pub(super) faults: Vec<Fault>,
+    /// What waits for its moment.
+    pub(super) aims: Vec<Aiming>,
     pub(super) trace: Trace,
     pub(super) counts: Counts,
     pub(crate) oracle: O,
@@ -170,6 +177,7 @@ impl<O> Core<O> {
             flush_alone,
             rng: Rng::new(seed, 20),
             faults: Vec::new(),
+            aims: Vec::new(),
             trace: Trace::new(trace_lines),
             counts: Counts::default(),
             oracle,
@@ -309,6 +317,12 @@ impl<O> Core<O> {
 
     pub(super) fn operate(&mut self, node: NodeId, connection: ConnectionId, operation: Operation) {
         self.send_from(node, connection, Packet::Operation(operation));
+    }
+
+    /// The node at the other end of a connection.
+    fn peer(&self, node: NodeId, connection: ConnectionId) -> NodeId {
+        let there = &self.connections[connection];
+        there.ends[1 - there.end_of(node)]
     }
 
     /// Whether a node takes a connection for one that is there.
@@ -488,6 +502,9 @@ impl<O> Core<O> {
             }
             Packet::Operation(operation) => {
                 self.counts.operations += 1;
+                if matches!(operation, Operation::Update { .. }) {
+                    self.moment(Moment::Update, receiver, Some(sender));
+                }
                 self.connections[connection].responders[to].take(operation);
                 self.answer(connection, to);
                 None
@@ -619,6 +636,11 @@ impl<O> Host<'_, O> {
         self.core
     }
 
+    /// The power has gone while its process does what it does: nothing of that will be left.
+    pub(crate) fn has_no_power(&self) -> bool {
+        self.core.nodes[self.node].power.is_gone()
+    }
+
     /// For how long the disks of this node have not answered. A process that asks them for anything now does not say so to anybody.
     pub(crate) fn hangs(&self) -> Option<Duration> {
         let state = &self.core.nodes[self.node];
@@ -639,6 +661,12 @@ impl<O> Host<'_, O> {
     /// Ends a connection: nothing of the other end arrives any more.
     pub(crate) fn cut(&mut self, connection: ConnectionId) {
         self.core.cut(self.node, connection);
+    }
+
+    /// This node has come to a moment, asked by the other end of a connection if there is one. It has not done it yet.
+    pub(crate) fn moment(&mut self, moment: Moment, connection: Option<ConnectionId>) {
+        let asker = connection.map(|connection| self.core.peer(self.node, connection));
+        self.core.moment(moment, self.node, asker);
     }
 
     /// Whether a connection goes on, as far as is known here.

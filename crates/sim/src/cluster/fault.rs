@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::aim::Aim;
 use crate::rng::Rng;
 
 /// In which direction nothing goes through.
@@ -28,6 +29,8 @@ pub enum Kind {
     PowerLossWithin(u64),
     /// It loses its power, and its disks with it, if others have what was on them.
     DiskLost,
+    /// It loses its power, and something on its disks rots that it must notice, if others have what was on them.
+    Rots,
     /// Nothing becomes durable on its disks any more, until they are replaced by healthy ones with what was durable.
     MediumFails,
     /// One sync fails.
@@ -42,6 +45,8 @@ pub enum Kind {
     Partition(usize, Way),
     /// This client loses its connections to all servers, and what it has sent arrives at the end, if the servers still listen to it.
     Linger(usize),
+    /// What it says, when the protocol has come to where it is aimed. This fault's own time is how long that is waited for.
+    Aimed(Aim),
 }
 
 /// Something that goes wrong for a while.
@@ -78,6 +83,7 @@ impl Fault {
                 format!("{node} loses its power within its next {} syncs", syncs + 1)
             }
             Kind::DiskLost => format!("{node} loses its power and its disk"),
+            Kind::Rots => format!("{node} loses its power, and something on its disk rots"),
             Kind::MediumFails => format!("the disk of {node} fails"),
             Kind::SyncFails => format!("one sync of {node} fails, and it is restarted"),
             Kind::Hangs => format!("the disk of {node} does not answer"),
@@ -87,6 +93,7 @@ impl Fault {
                 let client = name(client);
                 format!("{client} loses its connections, and what it has sent is held up")
             }
+            Kind::Aimed(aim) => aim.to_string(),
             Kind::Partition(peer, Way::Both) => format!("{node} and {} do not hear each other", name(peer)),
             Kind::Partition(peer, Way::Out) => format!("{} does not hear {node}", name(peer)),
             Kind::Partition(peer, Way::In) => format!("{node} does not hear {}", name(peer)),

@@ -10,6 +10,7 @@
 //! | `link.rs` | a connection that is made again and again |
 //! | `disk.rs` | media that lose their power in the middle of something, or fail |
 //! | `fault.rs` | what goes wrong, as data |
+//! | `aim.rs` | what goes wrong at a moment of the protocol |
 //! | `core.rs` | nodes: what happens to them, whatever runs there |
 //! | `run.rs` | processes on the nodes, and faults that happen to them |
 //! | `service.rs` | plans, outcomes, replays: what is the same for all services, and how to add one |
@@ -19,6 +20,7 @@
 //! | [`log`] | the replicated log as a service: its servers, its writers, and what must be true |
 //! | [`replicated`] | a replicated service over that log: its hosts, its clients, and what must be true |
 
+mod aim;
 mod core;
 mod disk;
 mod fault;
@@ -36,6 +38,7 @@ mod wire;
 use std::time::Duration;
 
 pub use self::core::{Counts, Speeds};
+pub use aim::{Aim, Blow, Moment, Whom};
 pub use fault::{Fault, Kind, Way};
 pub use queue::Clock;
 pub use service::{Outcome, Params, Plan, Service, run, run_plan, run_shrunk};
@@ -155,6 +158,12 @@ pub(crate) trait Process: Runs<Self::Oracle> {
         processes: &[Option<Self>],
         node: NodeId,
     ) -> Option<Vec<Disk>>;
+
+    /// Destroys something on the disk of a node without power that its process must notice, if the service can stand that now. Whether it
+    /// did.
+    fn rots(_core: &mut Core<Self::Oracle>, _node: NodeId, _salt: u64) -> bool {
+        false
+    }
 
     /// Looks at all of them between two events, and whether the run is over.
     fn look(core: &mut Core<Self::Oracle>, processes: &mut [Option<Self>]) -> bool;

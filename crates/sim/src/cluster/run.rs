@@ -115,6 +115,9 @@ impl<P: Process> Cluster<P> {
             let sentence = fault.sentence(&self.core.names());
             self.core.line(format_args!("fault {n}: {sentence}"));
         }
+        if let Kind::Aimed(aim) = fault.kind {
+            return self.core.aims.push((n, aim.nth));
+        }
         if !self.core.nodes[node].is_up {
             return;
         }
@@ -145,6 +148,14 @@ impl<P: Process> Cluster<P> {
                     self.core.plug_in(node, disks);
                 }
             }
+            Kind::Rots => {
+                counts.power_losses += 1;
+                self.crash(node, Failure::PowerLoss, n);
+                if P::rots(&mut self.core, node, fault.salt) {
+                    self.core.counts.rotted += 1;
+                    tell!(self.core, "something rots on {}", self.core.nodes[node].name);
+                }
+            }
             Kind::MediumFails => {
                 counts.media_failed += 1;
                 self.core.nodes[node].disks.iter().for_each(super::disk::Disk::fail);
@@ -166,6 +177,7 @@ impl<P: Process> Cluster<P> {
                 counts.slow += 1;
                 self.core.nodes[node].slow_link.insert(n, times);
             }
+            Kind::Aimed(_) => {}
             Kind::Linger(client) => {
                 counts.lingered += 1;
                 self.core.linger(client, fault.ends());
@@ -194,6 +206,7 @@ impl<P: Process> Cluster<P> {
             Kind::MediumFails | Kind::SyncFails if self.core.nodes[node].is_up => {
                 self.crash(node, Failure::PowerLoss, n);
             }
+            Kind::Aimed(_) => self.core.aims.retain(|(aim, _)| *aim != n),
             Kind::Hangs => self.core.answers(node, n),
             Kind::SlowDisk(_) => drop(self.core.nodes[node].slow_disk.remove(&n)),
             Kind::SlowLink(_) => drop(self.core.nodes[node].slow_link.remove(&n)),

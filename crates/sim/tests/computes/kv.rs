@@ -2,7 +2,9 @@
 
 use remanence_pmem::crash_image::{Choices as _, Seeded};
 use remanence_sim::cluster::kv::{Kv, Plan, Work};
-use remanence_sim::cluster::{Clock, Fault, Kind, Params, Speeds, Way, run, run_plan, run_shrunk};
+use remanence_sim::cluster::{
+    Aim, Blow, Clock, Fault, Kind, Moment, Params, Speeds, Way, Whom, run, run_plan, run_shrunk,
+};
 
 use crate::clusters::{cluster, is_shrunk_and_replayed, of, passes};
 
@@ -14,7 +16,7 @@ const JITTER: u64 = MS / 5;
 const ACTIVE: &[(&str, f64)] = &[
     ("led", 1.0),
     ("stood_down", 0.05),
-    ("reconnected", 0.33),
+    ("reconnected", 0.25),
     ("rebuilt", 0.2),
     ("trimmed", 20.0),
     ("done", 20.0),
@@ -294,4 +296,66 @@ fn clients_that_believe_a_primary_which_was_replaced_are_found_and_the_plan_is_s
         "the slow disk has nothing to do with it: {outcome}"
     );
     is_shrunk_and_replayed(&outcome, &params);
+}
+
+/// All stand still for most of the time, so that each is late whenever it looks at its clock.
+#[test]
+fn where_everybody_is_late_always_somebody_leads() {
+    let late = |members: u16, choices: &mut Seeded| {
+        let mut faults = vec![fault(0, 1500, 28_000, Kind::Kill)];
+        for node in 0..usize::from(members) {
+            let mut at = 1400 + choices.pick(60) as u64;
+            while at < 29_000 {
+                let lasts = 110 + choices.pick(40) as u64;
+                faults.push(fault(node, at, lasts, Kind::Pause));
+                at += lasts + 5 + choices.pick(8) as u64;
+            }
+        }
+        faults
+    };
+    for (Work { led, .. }, still) in suffer(4, JITTER, late) {
+        assert!(led >= 2 && still < 26_000, "{led} led, after {still} ms");
+    }
+}
+
+/// It has died when all others have promised their logs to it: they have their turns as before.
+#[test]
+fn where_whoever_takes_over_dies_one_of_the_others_tries() {
+    let dies = |members: u16, choices: &mut Seeded| {
+        let aim = Aim {
+            moment: Moment::Promise,
+            // The last of those that are left promises.
+            nth: u32::from(members) - 3,
+            delay: 1 + choices.pick(1000) as u64 * 100,
+            lasts: 400 * MS,
+            whom: Whom::Asker,
+            blow: Blow::Kill,
+        };
+        vec![fault(0, 1500, 4000, Kind::Kill), fault(0, 1501, 3000, Kind::Aimed(aim))]
+    };
+    for (Work { tried, led, .. }, still) in suffer(8, JITTER, dies) {
+        assert!(tried <= led + 1 && still < 1500, "{tried} tried, {led} led, after {still} ms");
+    }
+}
+
+/// It has heard that nobody serves, and sleeps until somebody does: that it does not try is checked in each run.
+#[test]
+fn who_sleeps_before_its_turn_listens_first() {
+    for jitter in [JITTER, 25 * JITTER] {
+        let sleeps = |members: u16, choices: &mut Seeded| {
+            // Of three, the two others are needed.
+            let (first, count) = (1 + choices.pick(2) as u32, if members == 5 { 1 } else { 0 });
+            let mut faults = vec![fault(0, 1500, 6000, Kind::Kill)];
+            for nth in first..first + count {
+                let (delay, lasts) = (choices.pick(40) as u64, 1000 + choices.pick(1500) as u64);
+                let (moment, whom, blow) = (Moment::Doubt, Whom::There, Blow::Pause);
+                let aim = Aim { moment, nth, delay: delay * jitter / 10, lasts: lasts * MS, whom, blow };
+                faults.push(fault(0, 1499, 3000, Kind::Aimed(aim)));
+            }
+            faults
+        };
+        for (Work { led, .. }, _) in suffer(12, jitter, sleeps) {
+            assert!(led >= 2, "{led} led");
+        }
+    }
 }

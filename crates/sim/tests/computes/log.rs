@@ -2,7 +2,9 @@
 
 use remanence_coord::log::Mode;
 use remanence_sim::cluster::log::{Log, Outcome, Plan};
-use remanence_sim::cluster::{Clock, Fault, Kind, Params, Speeds, Way, run, run_plan};
+use remanence_sim::cluster::{
+    Aim, Blow, Clock, Fault, Kind, Moment, Params, Speeds, Way, Whom, run, run_plan,
+};
 
 use crate::clusters::{cluster, of, passes, what_is_not_guarded_is_found};
 
@@ -26,6 +28,7 @@ const ACTIVE: &[(&str, f64)] = &[
     ("lingered", 0.08),
     ("slow", 0.5),
     ("partitions", 0.16),
+    ("aimed", 0.5),
 ];
 /// Of a group that has others' logs to copy and to cut as well.
 const COPIES: &[(&str, f64)] = &[("copied", 0.25), ("cut", 0.25)];
@@ -175,13 +178,51 @@ fn a_server_that_is_silent_slow_or_full_delays_no_acknowledgement() {
     );
 }
 
+#[test]
+fn what_is_aimed_at_a_moment_happens_then_and_not_without_it() {
+    for (moment, nth, whom, kills) in [
+        (Moment::Adopt, 1, Whom::There, 1),
+        (Moment::Promise, 2, Whom::Asker, 1),
+        (Moment::Update, 0, Whom::Behind(2), 1),
+        (Moment::Open, 0, Whom::There, 1),
+        (Moment::Open, 1000, Whom::There, 0),
+        (Moment::Doubt, 0, Whom::There, 0),
+    ] {
+        let mut plan = calm();
+        let aim = Aim { moment, nth, delay: 0, lasts: MS, whom, blow: Blow::Kill };
+        plan.faults = vec![fault(0, 0, plan.heals, Kind::Aimed(aim))];
+        let outcome = run_plan(3, &plan, 0);
+        passes(&outcome);
+        assert_eq!((outcome.counts.aimed, outcome.counts.kills), (kills, kills), "{moment:?}: {outcome}");
+    }
+}
+
+/// What has rotted is noticed, has no say, and is put right while the log is written.
+#[test]
+fn a_record_that_rots_is_found_and_put_right() {
+    let mut rotted = 0;
+    for seed in remanence_effort::seeds(20) {
+        let mut plan = calm();
+        (plan.writers, plan.sessions, plan.records) = (2, 8, 30);
+        plan.speeds = Speeds { links: vec![1_000; 6], jitter: 0, disks: vec![2_000; 6], retry: 2 * MS };
+        (plan.clocks, plan.grace) = (vec![Clock::default(); 6], vec![MS / 2; 3]);
+        plan.faults = vec![fault(1, 20 * MS + seed % 20 * MS, MS, Kind::Rots)];
+        let outcome = run_plan(seed, &plan, 0);
+        passes(&outcome);
+        rotted += outcome.counts.rotted;
+    }
+    assert!(rotted > 5, "{rotted}");
+}
+
 /// Seeds that found something: 688 a server without its disk that was believed, 434 and 501 a group without enough servers that
-/// have a say (42 of one of two as well), 2943 servers that had no room for what others had trimmed already.
+/// have a say (42 of one of two as well), 2943 servers that had no room for what others had trimmed already,
+/// 360 (three of five) a server that was begun anew below what it had.
 #[test]
 fn seeds_that_found_something() {
     [434, 501, 688].iter().for_each(|seed| passes(&run::<Log>(*seed, &Params::default())));
     passes(&run::<Log>(2943, &Params { mode: Some(Mode::Singleton), ..of(5, 3) }));
     passes(&run::<Log>(42, &of(2, 1)));
+    passes(&run::<Log>(360, &of(5, 3)));
 }
 
 /// The records that it had acknowledged are on one other server, which then is away while the log is opened.

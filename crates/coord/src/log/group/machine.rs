@@ -655,7 +655,6 @@ impl Machine {
         if promised == self.epoch {
             server.confirmed = server.confirmed.max(server.called);
         }
-        let kept = promised == self.epoch && server.granted > 0;
         if let Some(writer) = &mut server.writer {
             writer.trimmed(status.state.head.position);
         }
@@ -665,15 +664,14 @@ impl Machine {
         match (asked, request) {
             (Step::Asking, _) => {
                 server.step = Step::Known;
-                server.keeps = kept;
                 if !matches!(self.phase, Phase::Asking) {
                     self.admit(n);
                 }
             }
             (Step::Granting, _) => {
                 server.step = Step::Granted;
-                // Who had promised already has not forgotten it since.
-                if !server.keeps {
+                // Who had promised already has not forgotten it, unless with its disk.
+                if server.granted == 0 {
                     self.grants += 1;
                     server.granted = self.grants;
                 }
@@ -904,11 +902,7 @@ impl Machine {
     fn source_for(&self, n: usize, sequence: u64) -> Option<usize> {
         let has = |m: &usize| {
             let server = &self.servers[*m];
-            *m != n
-                && server.step == Step::Feeding
-                && (server.adopted || *m == self.best)
-                && server.first() <= sequence
-                && server.has() > sequence
+            *m != n && server.step == Step::Feeding && server.first() <= sequence && server.has() > sequence
         };
         (0..self.servers.len()).filter(has).max_by_key(|m| self.servers[*m].has())
     }
@@ -1139,16 +1133,21 @@ impl Machine {
 
     /// Nobody has the record any more, or nobody who has it is there. False.
     fn cannot_copy(&mut self, n: usize, sequence: u64) -> bool {
-        let begins =
-            |server: &Server| server.takes_part() && server.has() >= self.start && server.first() > sequence;
-        let trimmed = (0..self.servers.len()).any(|m| m != n && begins(&self.servers[m]));
-        let server = &self.servers[n];
-        // What the others have given up it need not have either.
-        if trimmed && server.in_flight.is_empty() && server.call.is_none() {
-            let Some(reference) = self.reference(n) else { return false };
-            let head = reference.state.head;
-            self.servers[n].copy = None;
-            self.servers[n].step = Step::Cutting;
+        let begins = |m: &usize| {
+            let other = &self.servers[*m];
+            *m != n && other.takes_part() && other.has() >= self.start && other.first() > sequence
+        };
+        let others = (0..self.servers.len()).filter(begins);
+        let from = others.max_by_key(|m| self.servers[*m].has());
+        let head = from.and_then(|m| Some(self.servers[m].status.as_ref()?.state.head));
+        let server = &mut self.servers[n];
+        // What the others have given up it need not have either. One that has not given it up, and not got so far, tells nothing of where to
+        // begin: what this one has already would lie behind that.
+        if let Some(head) = head
+            && server.in_flight.is_empty()
+            && server.call.is_none()
+        {
+            (server.copy, server.step) = (None, Step::Cutting);
             self.call(n, Request::Reset { epoch: self.epoch, sequence: head.sequence, after: head.epoch });
         }
         false

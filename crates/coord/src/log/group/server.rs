@@ -72,8 +72,6 @@ pub(super) struct Server {
     pub(super) granted: u64,
     /// It has said that it stands by its promise when so many had been given.
     pub(super) confirmed: u64,
-    /// It had its promise still when it was connected to.
-    pub(super) keeps: bool,
     /// When something came from it last, or was asked of it while nothing else was.
     pub(super) sign: Time,
     /// Since when it has been too busy for the call, and when it is asked again.
@@ -116,7 +114,6 @@ impl Server {
             called: 0,
             granted: 0,
             confirmed: 0,
-            keeps: false,
             sign: Time::ZERO,
             busy: None,
             copy: None,

@@ -127,6 +127,8 @@ pub(super) struct Body {
     /// For how long its disks have not answered.
     pub(super) stalled: Duration,
     pub(super) said: Vec<Option<Said>>,
+    /// What is wrong with whom it follows since somebody spoke.
+    pub(super) wrong: Option<String>,
     /// As a primary: its epoch, and the members that it does without.
     pub(super) epoch: Epoch,
     pub(super) lost: Vec<usize>,
@@ -203,6 +205,7 @@ impl Body {
         Self {
             takeover: Takeover::new(now, who, names.len(), notice, own),
             said: names.iter().map(|_| None).collect(),
+            wrong: None,
             own,
             stalled: Duration::ZERO,
             who,
@@ -262,6 +265,15 @@ impl Body {
     pub(super) fn heard(&mut self, at: usize, said: Said) {
         self.said[at] = Some(said);
         self.happens(Input::Heard { at, said: said.statement });
+        let promised = self.own.promised;
+        let is_other = |epoch: Epoch| epoch != promised && epoch.counter() <= promised.counter();
+        if let Some(leader) =
+            self.takeover.leader().filter(|leader| leader.who == at && is_other(leader.epoch))
+        {
+            let (name, epoch) = (&self.names[self.who], leader.epoch);
+            self.wrong =
+                Some(format!("{name} follows one of epoch {epoch}, and has promised its log to {promised}"));
+        }
     }
 
     /// Why a life of another member is over.

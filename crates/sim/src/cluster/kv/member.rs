@@ -18,13 +18,15 @@ use remanence_pmem::crash_image::Failure;
 
 use super::body::{Body, Came, Command, FromClient, Link, Parts, Shared};
 use super::connection::World;
+use super::judge::{self, Deed};
 use super::lead::{self, Attempt, STORE};
 use super::message::{ASK, BEAT, HELLO, LEAD, LOG, ORDER, REQUEST, Said, message};
 use super::oracle::Oracle;
-use crate::cluster::Input;
 use crate::cluster::core::{ConnectionId, Core, Host, blank_disk};
 use crate::cluster::disk::{Disk, Power};
+use crate::cluster::log::server::moment;
 use crate::cluster::task::{Task, Turn};
+use crate::cluster::{Input, Moment};
 use crate::rng::Rng;
 
 /// A member's media: its log, its image, the ledger of that; and the memory of its process that others reach.
@@ -112,6 +114,7 @@ fn made_or_left(image: Disk, ledger: Disk) -> Result<Keeper<Disk>, String> {
 impl Member {
     pub(super) fn boot(host: &mut Host<'_, Oracle>) -> Result<Self, String> {
         let (who, life) = (host.node(), host.life());
+        host.oracle().serving[who] = None;
         let store = Store::open(host.disk(LOG_DISK)).map_err(|e| e.to_string())?;
         if let Some(damage) = store.damage() {
             return Err(format!("a crash is taken for damage: {damage}"));
@@ -301,6 +304,9 @@ impl Member {
             LOG => {
                 body.sessions.insert(connection as u64);
                 let request = Request::parse(rest);
+                if let Ok(request) = &request {
+                    host.moment(moment(request), Some(connection));
+                }
                 let reply = request.and_then(|request| body.answer(connection as u64, &request));
                 if let Some(damage) = body.store.damage() {
                     host.core().wrong(format!("a crash is taken for damage: {damage}"));
@@ -381,14 +387,19 @@ impl Member {
             match action {
                 Action::Become(role) => {
                     let before = std::mem::replace(&mut self.role, role);
-                    host.oracle().work.doubted +=
-                        u64::from((before, role) == (Role::Follower, Role::Waiting));
+                    if (before, role) == (Role::Follower, Role::Waiting) {
+                        host.oracle().work.doubted += 1;
+                        host.moment(Moment::Doubt, None);
+                    }
                     host.tell(format_args!("is {}", role.name()));
                     self.has_news = true;
                 }
                 Action::Lead => is_to_lead = true,
                 Action::Explain(_) => {}
             }
+        }
+        if let Err(why) = judge::knows(&mut body) {
+            host.core().wrong(why);
         }
         drop(body);
         if is_to_lead {
@@ -399,6 +410,9 @@ impl Member {
 
     fn lead(&mut self, host: &mut Host<'_, Oracle>) {
         host.oracle().work.tried += 1;
+        let who = host.node();
+        host.oracle().deeds.push((who, Deed::Tries));
+        host.moment(Moment::Try, None);
         self.attempts += 1;
         let plan = &host.known().plan;
         let mut group = [0; 16];
@@ -450,6 +464,15 @@ impl Member {
         }
         // What it began is on its way before it goes on, also if it would not wait.
         self.carry_out(host);
+        let (who, now) = (host.node(), host.core().now());
+        let (serves, epoch) = {
+            let body = self.body.lock();
+            (body.serves, body.epoch)
+        };
+        if serves && host.known().serving[who].is_none_or(|(of, _)| of != epoch) {
+            host.oracle().serving[who] = Some((epoch, now));
+            host.moment(Moment::Serve, None);
+        }
         self.leading.is_none()
     }
 
@@ -460,6 +483,7 @@ impl Member {
         // Whom its log is promised to by now is no news.
         body.sees();
         host.oracle().work.stood_down += u64::from(body.serves);
+        host.oracle().serving[body.who] = None;
         (body.serves, body.is_shown, body.epoch, body.joining) = (false, false, Epoch::NONE, 0);
         body.lost.clear();
         body.happens(Happened::Ended);
@@ -511,6 +535,11 @@ impl Member {
                 }
                 Command::Opened { epoch, start, again } => {
                     host.tell(format_args!("has taken the log over: epoch {epoch}, from record {start}"));
+                    let who = host.node();
+                    let before = host.oracle().serving[who];
+                    if let Some((before, _)) = before.filter(|_| again) {
+                        host.oracle().deeds.push((who, Deed::Reopens(before)));
+                    }
                     let checked = host.oracle().opens(epoch, start, again);
                     checked.unwrap_or_else(|what| host.core().wrong(what));
                 }
@@ -585,6 +614,11 @@ impl Member {
             )
         };
         (!settled).then(what)
+    }
+
+    /// It was never a member of a store.
+    pub(super) fn is_new(&self) -> bool {
+        self.body.lock().is_new()
     }
 
     pub(super) fn leads(&self) -> bool {

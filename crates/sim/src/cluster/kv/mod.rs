@@ -8,6 +8,7 @@
 //!   known, either is possible until somebody else has taken over;
 //! - no value is served that nobody has written;
 //! - no member takes the log over without what was acknowledged in an earlier epoch, and no epoch has two primaries;
+//! - no member tries to lead, or opens the log again, while another one has served for a while and the others slept at most (`judge.rs`);
 //! - no crash is taken for damage;
 //! - when all faults are over, a client reads and writes all keys, one member serves and all others take part and follow it, and all images
 //!   are the same byte for byte, within a bounded time.
@@ -26,6 +27,7 @@
 mod body;
 mod client;
 mod connection;
+mod judge;
 mod lead;
 mod member;
 mod message;
@@ -102,6 +104,9 @@ impl Process for Node {
 
     fn look(core: &mut Core<Oracle>, processes: &mut [Option<Self>]) -> bool {
         core.oracle.now = core.now();
+        if let Err(why) = judge::judge(core, processes) {
+            core.wrong(why);
+        }
         if core.oracle.verify && core.now() >= core.oracle.next_look {
             core.oracle.next_look = core.now() + LOOK;
             match settled(core, processes) {

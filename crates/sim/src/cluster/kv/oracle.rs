@@ -6,6 +6,7 @@ use crate::history::{Event, History, Kind, NEVER, State};
 use remanence_coord::log::Epoch;
 
 use super::Plan;
+use super::judge::Deed;
 use crate::report::counters;
 use crate::rng::fill;
 
@@ -67,6 +68,10 @@ pub(crate) struct Oracle {
     pub(super) still: u64,
     /// Primaries that have looked at the image which they send next, by the writers of their epochs.
     pub(super) looked_at: BTreeSet<u32>,
+    /// What members did that may disturb others, and was not judged yet.
+    pub(super) deeds: Vec<(usize, Deed)>,
+    /// In which epoch each member serves, and since when.
+    pub(super) serving: Vec<Option<(Epoch, u64)>>,
     /// How many disks were made.
     pub(super) made: u64,
     /// Operations that each client may still begin.
@@ -121,6 +126,8 @@ impl Oracle {
             done_at: None,
             still: 0,
             looked_at: BTreeSet::new(),
+            deeds: Vec::new(),
+            serving: vec![None; plan.servers.into()],
             made: 0,
             operations: vec![plan.operations; plan.clients.into()],
             running: BTreeMap::new(),

@@ -1,13 +1,27 @@
 //! What a run does: drawn from a seed, and data from then on.
 
 use super::{Node, Work};
+use crate::cluster::aim;
 use crate::cluster::fault::{self, Fault, Scene};
 use crate::cluster::service::{domain, play};
-use crate::cluster::{Clock, Kind, Outcome, Params, Plan, Service, Speeds, Way};
+use crate::cluster::{Clock, Kind, Moment, Outcome, Params, Plan, Service, Speeds, Way};
 use crate::rng::Rng;
 
 /// How many nanoseconds a millisecond has.
 const MS: u64 = 1_000_000;
+
+/// What faults are aimed at.
+const MOMENTS: [Moment; 9] = [
+    Moment::Promise,
+    Moment::Promise,
+    Moment::Cut,
+    Moment::Adopt,
+    Moment::Update,
+    Moment::Doubt,
+    Moment::Doubt,
+    Moment::Try,
+    Moment::Serve,
+];
 
 /// What only runs of the store have.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -58,6 +72,14 @@ impl Service for Kv {
         let mut faults = fault::draw(&mut Rng::new(seed, 31), &scene);
         faults.extend(isolations(&mut Rng::new(seed, 32), &scene));
         faults.extend(hangs(&mut Rng::new(seed, 33), &scene));
+        // Half of the runs have faults that are aimed, and half of those no others.
+        let mut aims = Rng::new(seed, 35);
+        if aims.one_in(2) {
+            if aims.one_in(2) {
+                faults.clear();
+            }
+            faults.extend(aim::draw(&mut aims, &scene, &MOMENTS));
+        }
         let (links, disks) = ([1_000, 5_000, 50_000], [500, 5_000, 100_000]);
         Plan {
             servers,

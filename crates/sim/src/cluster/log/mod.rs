@@ -7,12 +7,16 @@
 //!   them says so, whatever the others do;
 //! - what was acknowledged is on every server that takes part when the last writer has opened the log, and at the end on all,
 //!   byte for byte, unless somebody gave it up;
+//! - at any time what was acknowledged lies durably on as many servers as acknowledge, but for those that have lost their disks
+//!   (`durable.rs`);
+//! - who is told of a later writer before it has changed anything changes nothing;
 //! - no crash is taken for damage;
 //! - when all faults are over, the sessions of usual writers come to their ends within a bounded time: what they append is
 //!   acknowledged, or they learn that another one has the log;
 //! - and the last writer opens the log, appends, and brings all servers up to date within a bounded time, though it loses all its
 //!   connections in the middle of that.
 
+mod durable;
 mod oracle;
 pub(super) mod plan;
 pub(super) mod server;
@@ -27,7 +31,7 @@ use super::disk::Disk;
 use super::fault::Time;
 use super::{End, Process, nodes};
 use oracle::Oracle;
-use server::Server;
+use server::{Rot, Server};
 use writer::Writer;
 
 /// A plan of the log.
@@ -66,10 +70,29 @@ impl Process for Member {
 
     fn new_disks(core: &mut Core<Oracle>, _: &[Option<Self>], node: usize) -> Option<Vec<Disk>> {
         let quorum = (core.oracle.plan.servers, core.oracle.plan.acks);
-        server::new_disks(core, node, quorum)
+        let disks = server::new_disks(core, node, quorum)?;
+        core.oracle.rotten[node] = Rot::None;
+        core.oracle.remembered[node] = 0;
+        Some(disks)
+    }
+
+    fn rots(core: &mut Core<Oracle>, node: usize, salt: u64) -> bool {
+        let quorum = (core.oracle.plan.servers, core.oracle.plan.acks);
+        let remembered = core.oracle.remembered[node];
+        let rots = server::may_be_lost(core, node, quorum)
+            && server::rot(&core.nodes[node].disks[0], remembered, salt);
+        if rots {
+            core.oracle.rotten[node] = Rot::There;
+        }
+        rots
     }
 
     fn look(core: &mut Core<Oracle>, processes: &mut [Option<Self>]) -> bool {
+        if std::mem::take(&mut core.oracle.is_to_check)
+            && let Err(why) = durable::check(core)
+        {
+            core.wrong(why);
+        }
         if let Some(servers) = core.oracle.verify.take() {
             for n in servers {
                 let Some(Self::Server(server)) = &mut processes[n] else { continue };

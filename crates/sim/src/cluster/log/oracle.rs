@@ -6,7 +6,8 @@ use remanence_coord::log::{Epoch, Make};
 use remanence_pmem::PersistenceDomain;
 
 use super::Plan;
-use super::server::{Serves, new_log};
+use super::server::{Rot, Serves, new_log};
+use crate::cluster::Moment;
 use crate::report::counters;
 
 counters! {
@@ -41,6 +42,9 @@ Work {
 }
 }
 
+/// How many records are acknowledged between two looks at where they lie, if there is no other reason for one.
+const CHECK: u64 = 16;
+
 /// What the run knows, and no process of it.
 #[derive(Debug)]
 pub(crate) struct Oracle {
@@ -55,6 +59,12 @@ pub(crate) struct Oracle {
     pub(super) trimmed: u64,
     /// How many disks were made.
     pub(super) made: u64,
+    /// The records below this number each server has had when it promised, cut or adopted last: it remembers that they were there.
+    pub(super) remembered: Vec<u64>,
+    /// Whether something has rotted on the disk of each server that nobody has put right.
+    pub(super) rotten: Vec<Rot>,
+    /// It is to be looked whether what was acknowledged lies where it must.
+    pub(super) is_to_check: bool,
     /// How often each writer may still open the log.
     pub(super) sessions: Vec<u32>,
     /// Which of the usual writers have the log open, or are opening it.
@@ -81,6 +91,9 @@ impl Oracle {
             opened: BTreeMap::new(),
             trimmed: 0,
             made: 0,
+            remembered: vec![0; plan.servers.into()],
+            rotten: vec![Rot::None; plan.servers.into()],
+            is_to_check: false,
             sessions: vec![plan.sessions; plan.writers.into()],
             working: BTreeSet::new(),
             verify: None,
@@ -99,6 +112,7 @@ impl Oracle {
     /// A writer has opened the log, which goes on with this number.
     pub(super) fn opens(&mut self, epoch: Epoch, start: u64) -> Result<(), String> {
         self.work.opened += 1;
+        self.is_to_check = true;
         // Records are told apart by the counter alone.
         let is_twice = self.opened.keys().any(|other| other.counter() == epoch.counter());
         if self.opened.insert(epoch, start).is_some() || is_twice {
@@ -128,6 +142,7 @@ impl Oracle {
     /// A writer is told that a record is acknowledged.
     pub(super) fn acknowledges(&mut self, epoch: Epoch, sequence: u64, bytes: Vec<u8>) -> Result<(), String> {
         self.work.acknowledged += 1;
+        self.is_to_check |= self.work.acknowledged.is_multiple_of(CHECK);
         if let Some((later, start)) =
             self.opened.range(epoch..).find(|(of, start)| **of > epoch && **start <= sequence)
         {
@@ -157,6 +172,20 @@ impl Serves for Oracle {
 
     fn has_shut_out(&mut self) {
         self.work.shut_out += 1;
+    }
+
+    fn rot(&self, node: usize) -> Rot {
+        self.rotten[node]
+    }
+
+    fn has_done(&mut self, node: usize, what: Moment, end: Option<u64>) {
+        if let Some(end) = end.filter(|_| matches!(what, Moment::Promise | Moment::Cut | Moment::Adopt)) {
+            self.remembered[node] = end;
+        }
+        if what == Moment::Cut && self.rotten[node] != Rot::None {
+            self.rotten[node] = if end.is_some() { Rot::None } else { Rot::Perhaps };
+        }
+        self.is_to_check |= what == Moment::Adopt;
     }
 }
 

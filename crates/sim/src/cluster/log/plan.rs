@@ -3,10 +3,23 @@
 use remanence_coord::log::Mode;
 
 use super::{Member, Work};
+use crate::cluster::aim;
 use crate::cluster::fault::{self, Scene};
 use crate::cluster::service::{domain, play};
-use crate::cluster::{Clock, Outcome, Params, Plan, Service, Speeds};
+use crate::cluster::{Clock, Moment, Outcome, Params, Plan, Service, Speeds};
 use crate::rng::Rng;
+
+/// What faults are aimed at.
+const MOMENTS: [Moment; 8] = [
+    Moment::Promise,
+    Moment::Look,
+    Moment::Cut,
+    Moment::Adopt,
+    Moment::Note,
+    Moment::Update,
+    Moment::Open,
+    Moment::Acknowledge,
+];
 
 /// What only runs of the log have.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -61,7 +74,15 @@ impl Service for Log {
         let grace = |rng: &mut Rng| rng.pick(&[0, 100_000, 2_000_000, 50_000_000]);
         let scene =
             Scene { servers: servers.into(), clients: writers.into(), among_servers: false, ends: heals };
-        let faults = fault::draw(&mut Rng::new(seed, 11), &scene);
+        let mut faults = fault::draw(&mut Rng::new(seed, 11), &scene);
+        // Half of the runs have faults that are aimed, and half of those no others.
+        let mut aims = Rng::new(seed, 12);
+        if aims.one_in(2) {
+            if aims.one_in(2) {
+                faults.clear();
+            }
+            faults.extend(aim::draw(&mut aims, &scene, &MOMENTS));
+        }
         let mut plan = Plan {
             servers,
             acks,

@@ -4,17 +4,30 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use remanence_coord::log::format::DATA_AT;
+use remanence_coord::log::format::record::HEADER_LEN;
 use remanence_coord::log::format::superblock::Uuid;
 use remanence_coord::log::proto::{Request, emit_reply};
 use remanence_coord::log::serve::{Holder, Sessions};
 use remanence_coord::log::walk::Local;
 use remanence_coord::log::{Geometry, Make, Mode, Reader, Store};
-use remanence_pmem::PersistenceDomain;
+use remanence_pmem::{Medium as _, PersistenceDomain};
 
 use super::oracle::Oracle;
-use crate::cluster::Input;
 use crate::cluster::core::{Core, Host, blank_disk};
 use crate::cluster::disk::Disk;
+use crate::cluster::{Input, Moment};
+use crate::rng::Rng;
+
+/// Whether something has rotted on a disk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::cluster) enum Rot {
+    /// Nothing has rotted there.
+    None,
+    /// It is there, and must be noticed.
+    There,
+    /// It may have been cut off.
+    Perhaps,
+}
 
 /// What the oracle of a cluster has that is served logs.
 pub(in crate::cluster) trait Serves {
@@ -26,6 +39,14 @@ pub(in crate::cluster) trait Serves {
 
     /// A server has cut a connection off, as another writer came.
     fn has_shut_out(&mut self);
+
+    /// A server has done what it came to, and its log ends before that record then; none: it may have done it or not.
+    fn has_done(&mut self, _node: usize, _what: Moment, _end: Option<u64>) {}
+
+    /// Whether something has rotted on the disk of a server.
+    fn rot(&self, _node: usize) -> Rot {
+        Rot::None
+    }
 }
 
 /// The log with this number among those of a run, of so many segments.
@@ -71,16 +92,39 @@ pub(in crate::cluster) fn new_disks<O: Serves>(
     node: usize,
     (servers, acks): (u16, u16),
 ) -> Option<Vec<Disk>> {
+    may_be_lost(core, node, (servers, acks)).then(|| vec![make(core, node)])
+}
+
+/// Whether the group can do without what is on the disk of a server.
+pub(super) fn may_be_lost<O>(core: &Core<O>, node: usize, (servers, acks): (u16, u16)) -> bool {
     if node >= servers.into() {
-        return None;
+        return false;
     }
     let without = |n: &usize| !has_say(&core.nodes[*n].disks[0]);
     let lost: Vec<usize> = (0..servers.into()).filter(without).collect();
     let others = lost.iter().filter(|lost| **lost != node).count();
-    if lost.len() < servers.into() && others + 1 >= usize::from(acks) {
-        return None;
+    lost.len() == usize::from(servers) || others + 1 < usize::from(acks)
+}
+
+/// Flips a bit in the header of a record below that number, if there is one.
+pub(super) fn rot(disk: &Disk, remembered: u64, salt: u64) -> bool {
+    let Ok(store) = Store::open(disk.durable()) else { return false };
+    let rules = store.rules();
+    let (mut at, mut payload, mut places) = (store.state().head, Vec::new(), Vec::new());
+    while at.sequence < remembered {
+        let Ok(Ok(found)) = rules.next(&mut Local(store.medium()), &at, &mut payload) else { break };
+        places.push(rules.geometry.offset(found.position));
+        at = found.after;
     }
-    Some(vec![make(core, node)])
+    let mut rng = Rng::new(salt, 21);
+    if places.is_empty() || store.damage().is_some() {
+        return false;
+    }
+    let offset = rng.pick(&places) + rng.below(HEADER_LEN);
+    let mut byte = [0];
+    disk.read(offset, &mut byte);
+    disk.write(offset, &[byte[0] ^ 1 << rng.below(8)]);
+    disk.persist(offset..offset + 1).is_ok()
 }
 
 /// Whether the word of a server with this disk counts: it has adopted an epoch. Nothing happens to the disk.
@@ -89,12 +133,37 @@ fn has_say(disk: &Disk) -> bool {
         .is_ok_and(|store| store.state().adopted.counter() > 0 && store.damage().is_none())
 }
 
+/// All records of a log, by their numbers.
+pub(super) fn contents(store: &mut Store<Disk>) -> Result<BTreeMap<u64, Vec<u8>>, String> {
+    let status = store.status().map_err(|e| e.to_string())?;
+    let mut reader = Reader::new(&status);
+    let mut found = BTreeMap::new();
+    while reader.next_sequence() < status.tail.sequence {
+        let Ok(record) = reader.read(&mut Local(store.medium()));
+        let (record, bytes) = record.map_err(|fault| fault.to_string())?;
+        found.insert(record.header.sequence, bytes.to_vec());
+    }
+    Ok(found)
+}
+
+/// What a server comes to when it is asked for that.
+pub(in crate::cluster) const fn moment(request: &Request) -> Moment {
+    match request {
+        Request::Status => Moment::Look,
+        Request::Grant { .. } => Moment::Promise,
+        Request::Truncate { .. } | Request::Reset { .. } => Moment::Cut,
+        Request::Adopt { .. } => Moment::Adopt,
+        Request::Trim { .. } | Request::Known { .. } => Moment::Note,
+    }
+}
+
 impl Server {
-    pub(in crate::cluster) fn boot<O>(host: &mut Host<'_, O>) -> Result<Self, String> {
+    pub(in crate::cluster) fn boot<O: Serves>(host: &mut Host<'_, O>) -> Result<Self, String> {
         let store = Store::open(host.disk(0)).map_err(|e| e.to_string())?;
-        match store.damage() {
-            Some(damage) => Err(format!("a crash is taken for damage: {damage}")),
-            None => Ok(Self { store, holder: Holder::default() }),
+        match (store.damage(), host.known().rot(host.node())) {
+            (Some(damage), Rot::None) => Err(format!("a crash is taken for damage: {damage}")),
+            (None, Rot::There) => Err("what has rotted is not noticed".into()),
+            _ => Ok(Self { store, holder: Holder::default() }),
         }
     }
 
@@ -106,6 +175,10 @@ impl Server {
     pub(in crate::cluster) fn on<O: Serves>(&mut self, input: Input, host: &mut Host<'_, O>) {
         let Input::Message { connection, bytes } = input else { return };
         let request = Request::parse(&bytes);
+        if let Ok(request) = &request {
+            host.moment(moment(request), Some(connection));
+        }
+        let asked = request.clone().ok();
         let reply = request.and_then(|request| {
             let (store, session) = (&mut self.store, connection as u64);
             self.holder.answer(store, &mut Connections(host), session, &request, &mut |_| ())
@@ -124,29 +197,30 @@ impl Server {
                 Err(refused) => refused.to_string(),
             }
         ));
-        if let Some(damage) = self.store.damage() {
-            let what = format!("server {} finds damage, and nothing was destroyed: {damage}", host.node());
-            host.core().wrong(what);
+        let node = host.node();
+        match self.store.damage() {
+            Some(damage) if host.known().rot(node) == Rot::None => {
+                let what = format!("server {node} finds damage, and nothing was destroyed: {damage}");
+                host.core().wrong(what);
+            }
+            _ => {}
+        }
+        if let Some(asked) = asked {
+            let done = reply.as_ref().ok().filter(|_| !host.has_no_power());
+            host.oracle().has_done(node, moment(&asked), done.map(|status| status.tail.sequence));
         }
         host.send(connection, emit_reply(&reply));
     }
 
     /// Looks whether everything that was acknowledged is there, byte for byte.
     pub(super) fn verify(&mut self, oracle: &Oracle) -> Result<(), String> {
-        let status = self.store.status().map_err(|e| e.to_string())?;
-        let first = status.state.head.sequence;
+        let found = contents(&mut self.store)?;
+        let first = self.store.state().head.sequence;
         if first > oracle.trimmed {
             return Err(format!(
                 "the log begins with record {first}, and those from {} on were not trimmed",
                 oracle.trimmed
             ));
-        }
-        let mut reader = Reader::new(&status);
-        let mut found: BTreeMap<u64, Vec<u8>> = BTreeMap::new();
-        while reader.next_sequence() < status.tail.sequence {
-            let Ok(record) = reader.read(&mut Local(self.store.medium()));
-            let (record, bytes) = record.map_err(|fault| fault.to_string())?;
-            found.insert(record.header.sequence, bytes.to_vec());
         }
         for (sequence, bytes) in oracle.from(first) {
             match found.get(&sequence) {

@@ -28,11 +28,15 @@ pub(super) struct Tracker {
     servers: Vec<Server>,
     /// What enough had at any time.
     most: u64,
+    /// Something was sent that changes what a log has.
+    has_changed: bool,
+    /// A server has promised its log to a later writer, and said so before anything was changed.
+    told: Option<Epoch>,
 }
 
 impl Tracker {
     pub(super) fn new(servers: usize) -> Self {
-        Self { servers: vec![Server::default(); servers], most: 0 }
+        Self { servers: vec![Server::default(); servers], most: 0, has_changed: false, told: None }
     }
 
     pub(super) fn connected(&mut self, n: usize) {
@@ -44,12 +48,35 @@ impl Tracker {
         self.servers[n] = Server { ever, disk, ..Server::default() };
     }
 
-    pub(super) fn asks(&mut self, n: usize, request: &Request) {
+    pub(super) fn asks(&mut self, n: usize, request: &Request) -> Result<(), String> {
         self.servers[n].asked = Some(*request);
+        match request {
+            Request::Status | Request::Grant { .. } => Ok(()),
+            _ => self.changes(n),
+        }
     }
 
-    pub(super) fn sends(&mut self, n: usize, below: u64) {
+    pub(super) fn sends(&mut self, n: usize, below: u64) -> Result<(), String> {
         self.servers[n].in_flight.push_back(below);
+        self.changes(n)
+    }
+
+    /// Nothing is changed by a writer that could know that it is too late: of two that open the log at one moment one gives way.
+    fn changes(&mut self, n: usize) -> Result<(), String> {
+        self.has_changed = true;
+        match self.told {
+            Some(later) => {
+                Err(format!("server {n} is changed by a writer that was told of epoch {later} before"))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// A server has promised its log to this epoch.
+    pub(super) fn is_promised(&mut self, promised: Epoch, epoch: Epoch) {
+        if !self.has_changed && epoch != Epoch::NONE && promised > epoch {
+            self.told = Some(promised);
+        }
     }
 
     pub(super) fn says(&mut self, n: usize, status: &Status, epoch: Epoch) {

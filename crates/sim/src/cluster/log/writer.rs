@@ -5,13 +5,13 @@ use std::time::Duration;
 use remanence_coord::log::format::superblock::Uuid;
 use remanence_coord::log::group::{Action, Event, Machine, NotTaken, Options};
 use remanence_coord::log::proto::{Request, parse_reply};
-use remanence_coord::log::{AppendError, GroupError};
+use remanence_coord::log::{AppendError, GroupError, Refused};
 
 use super::oracle::Oracle;
 use super::tracker::Tracker;
-use crate::cluster::Input;
 use crate::cluster::core::Host;
 use crate::cluster::link::{self, Link};
+use crate::cluster::{Input, Moment};
 use crate::rng::{Rng, fill};
 
 /// How long after a session a writer comes again, on average, in nanoseconds.
@@ -251,8 +251,14 @@ impl Session {
             }
             Input::Message { bytes, .. } => {
                 let reply = parse_reply(&bytes);
-                if let Ok(status) = &reply {
-                    self.tracker.says(n, status, self.machine.epoch());
+                let epoch = self.machine.epoch();
+                match &reply {
+                    Ok(status) => {
+                        self.tracker.says(n, status, epoch);
+                        self.tracker.is_promised(status.state.promised, epoch);
+                    }
+                    Err(Refused::Fenced { promised }) => self.tracker.is_promised(*promised, epoch),
+                    Err(_) => {}
                 }
                 self.machine.handle(now, n, Event::Reply(reply.map(Box::new)));
             }
@@ -285,7 +291,8 @@ impl Session {
     fn carry_out(&mut self, now: Duration, action: Action, host: &mut Host<'_, Oracle>) {
         match action {
             Action::Call { server, request } => {
-                self.tracker.asks(server, &request);
+                let checked = self.tracker.asks(server, &request);
+                self.report(checked, host);
                 if let Some(connection) = self.links[server].up() {
                     let bytes = request.emit();
                     assert_eq!(Request::parse(&bytes), Ok(request), "what was written is read");
@@ -302,7 +309,8 @@ impl Session {
                 let list = updates.list();
                 assert_eq!(plan.sizes.len(), list.len(), "the planner is asked for other updates");
                 if let Some(connection) = self.links[server].up() {
-                    self.tracker.sends(server, updates.sequences.1);
+                    let checked = self.tracker.sends(server, updates.sequences.1);
+                    self.report(checked, host);
                     let list = list.into_iter().map(|(at, bytes)| (at, bytes.to_vec())).collect();
                     host.update(connection, 0, list);
                 }
@@ -323,6 +331,7 @@ impl Session {
         if !self.is_open && self.machine.is_open() {
             self.is_open = true;
             let start = self.machine.next();
+            host.moment(Moment::Open, None);
             host.tell(format_args!("has opened the log: epoch {epoch}, it goes on with record {start}"));
             let opened = self.machine.opened();
             let sum = |counted: &[(String, u64)]| counted.iter().map(|(_, n)| n).sum::<u64>();
@@ -336,6 +345,7 @@ impl Session {
         while let Some(sent) = self.sent.pop_front_if(|sent| sent.sequence < below) {
             let now = host.core().now();
             host.tell(format_args!("record {} is acknowledged", sent.sequence));
+            host.moment(Moment::Acknowledge, None);
             let oracle = host.oracle();
             oracle.latencies.push((sent.at, now - sent.at));
             let checked = oracle.acknowledges(epoch, sent.sequence, sent.bytes);
