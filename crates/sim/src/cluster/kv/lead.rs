@@ -46,6 +46,8 @@ pub(super) struct Attempt {
     pub(super) depth: usize,
     pub(super) lease: u64,
     pub(super) check: Duration,
+    /// Clients may write only what was handed out to them.
+    pub(super) rooms: bool,
 }
 
 /// Takes over, if it can, and serves until somebody else takes over.
@@ -111,6 +113,12 @@ pub(super) fn lead(world: &World, attempt: Attempt) -> Result<(), String> {
     // Nothing rots here, and no crash may look as if something had.
     assert_eq!((recovered.mended, recovered.lost), (0, 0), "a crash is taken for damage: {recovered:?}");
     core.set_replicated();
+    if attempt.rooms {
+        let takes = world.clone();
+        core.set_revoke(Box::new(move |rooms| {
+            rooms.iter().for_each(|at| takes.does(Command::TakeRoom(*at)));
+        }));
+    }
     {
         let mut body = world.body.lock();
         body.happens(Input::Leads { epoch });
@@ -140,7 +148,9 @@ pub(super) fn lead(world: &World, attempt: Attempt) -> Result<(), String> {
             check: attempt.check,
             checks_until: None,
             was_lost: Vec::new(),
+            behind: 0,
         },
+        rooms: attempt.rooms,
         ships,
         steps_at: now,
         lease: Duration::from_millis(attempt.lease),
@@ -160,6 +170,7 @@ struct Serving<'a> {
     core: Server<Ships>,
     ships: Ships,
     clients: BTreeMap<ConnectionId, ClientId>,
+    rooms: bool,
     upkeep: Upkeep,
     steps_at: Duration,
     lease: Duration,
@@ -187,6 +198,8 @@ struct Upkeep {
     check: Duration,
     checks_until: Option<Duration>,
     was_lost: Vec<u64>,
+    /// How many images did not follow.
+    behind: usize,
 }
 
 impl Serving<'_> {
@@ -248,6 +261,13 @@ impl Serving<'_> {
                 let has_failed = reply == Reply::Refused(Refusal::Medium);
                 let bytes = message(REQUEST, &[&clock, &reply.emit()]);
                 self.tell_acknowledged();
+                if let Reply::Reserved(reserved) = &reply
+                    && self.rooms
+                {
+                    for (at, len) in self.core.rooms(reserved.version) {
+                        self.world.does(Command::GiveRoom { client, at, len });
+                    }
+                }
                 self.world.does(Command::Answer { client, bytes });
                 return if has_failed { Err(self.why("the medium failed")) } else { Ok(()) };
             }
@@ -304,6 +324,10 @@ impl Serving<'_> {
         if upkeep.acknowledged.0 != acknowledged {
             upkeep.acknowledged = (acknowledged, now);
         }
+        if upkeep.behind < behind.len() {
+            self.world.does(Command::Count(|work, by| work.behind += by, 1));
+        }
+        upkeep.behind = behind.len();
         let mut follow = !is_followed && now.saturating_sub(upkeep.acknowledged.1) >= AGAIN;
         follow |= now.saturating_sub(upkeep.followed) >= AGAIN && !behind.is_empty();
         // Whoever has this member's promise may serve by now: to open the log again would end that one.

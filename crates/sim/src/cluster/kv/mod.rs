@@ -6,7 +6,8 @@
 //! so it is code that waits, which `cluster/task.rs` runs. What is checked:
 //! - what clients were told is linearizable for each key, over all crashes, lost disks and takeovers; of an operation of which nothing is
 //!   known, either is possible until somebody else has taken over;
-//! - no value is served that nobody has written;
+//! - no value is served that nobody has written, and a scan sees each key once that was there all the time;
+//! - no client is kept from writing what was handed out to it;
 //! - no member takes the log over without what was acknowledged in an earlier epoch, and no epoch has two primaries;
 //! - no crash is taken for damage;
 //! - when all faults are over, a client reads and writes all keys, one member serves and all others take part and follow it, and all images
@@ -31,6 +32,7 @@ mod member;
 mod message;
 mod oracle;
 mod plan;
+mod scan;
 
 use std::fmt::{self, Write as _};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -312,8 +314,8 @@ impl fmt::Display for Outcome {
         )?;
         writeln!(
             f,
-            "clients  {} operations, {} done, {} unknown, {} disbelieved; {} times connected, {} cut off",
-            work.begun, work.done, work.unknown, work.disbelieved, work.connected, work.fenced
+            "clients  {} operations, {} done, {} scans, {} unknown, {} disbelieved; {} times connected, {} cut off",
+            work.begun, work.done, work.scans, work.unknown, work.disbelieved, work.connected, work.fenced
         )?;
         writeln!(
             f,
