@@ -81,12 +81,6 @@ const RUNS: &[Run] = &[
         ],
     ),
     run_of("kv-sim", "simulated stores", NIGHT, test!("kv", "--test", "computes", "sim::")),
-    run_of(
-        "kv-members",
-        "simulated groups of members",
-        NIGHT,
-        test!("kv", "--test", "computes", "replica::"),
-    ),
     run_of("kv-crash", "the store's crashes", NIGHT, test!("kv", "--test", "computes", "crash::")),
     run_of(
         "kv-torture",

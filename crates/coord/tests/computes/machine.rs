@@ -535,6 +535,23 @@ fn a_log_with_other_records_below_the_place_where_the_others_begin_is_begun_anew
     assert_eq!(world.status(2).state.head.sequence, 10);
 }
 
+#[test]
+fn a_server_keeps_what_its_image_needs_whatever_is_trimmed_elsewhere() {
+    let mut world = World::new([64; 3]);
+    for n in 0..10 {
+        assert_eq!(world.append(b"all have this"), Ok(n));
+    }
+    world.machine.keep(world.now, 2, 4);
+    world.machine.trim(world.now, 10).expect("they are acknowledged");
+    world.run();
+    let first = |world: &mut World, n| world.status(n).state.head.sequence;
+    assert_eq!([0, 1, 2].map(|n| first(&mut world, n)), [10, 10, 4]);
+    assert_eq!(world.machine.trimmed(10), 3, "it has given up what it may");
+    world.machine.keep(world.now, 2, u64::MAX);
+    world.run();
+    assert_eq!(first(&mut world, 2), 10);
+}
+
 /// Two others have a say, and confirm the epoch: it goes on as before.
 #[test]
 fn who_has_lost_its_disk_is_taken_in_when_the_others_confirm_the_epoch() {

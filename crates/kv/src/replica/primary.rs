@@ -24,7 +24,8 @@ const ORDERS_A_TURN: usize = 32;
 /// The connection to a member: its log, and its image.
 pub trait Member: ReplicaConnection {
     /// Begins to have it do something with its image; what it says comes out of [`poll_told`](Self::poll_told). There is one such
-    /// order at a time.
+    /// order at a time. One that is given before the last one was answered takes its place, as the member has not taken part in between: what
+    /// is said to that one is of no interest any more.
     ///
     /// # Errors
     /// The member is gone.

@@ -14,7 +14,6 @@ mod lease;
 mod mux;
 mod oracle;
 mod peek;
-mod replica;
 mod rules;
 mod sim;
 mod store;

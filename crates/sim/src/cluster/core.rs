@@ -11,7 +11,7 @@ use super::aim::{Aiming, Moment};
 use super::disk::{Disk, Power};
 use super::fault::Fault;
 use super::queue::{Clock, Queue};
-use super::wire::{Answer, Connection, Operation, Packet};
+use super::wire::{Answer, Connection, NOT_LET, Operation, Packet};
 use super::{Input, NodeId};
 use crate::report::counters;
 use crate::rng::Rng;
@@ -515,6 +515,7 @@ impl<O> Core<O> {
             Packet::Answer(Answer::Failed) => {
                 self.lose(connection, to, "the medium of the other side failed")
             }
+            Packet::Answer(Answer::Refused) => self.lose(connection, to, NOT_LET),
         }
     }
 
@@ -692,6 +693,13 @@ impl<O> Host<'_, O> {
     /// Makes bytes of a disk of the other end visible, and no more than that.
     pub(crate) fn write(&mut self, connection: ConnectionId, disk: usize, offset: u64, bytes: Vec<u8>) {
         self.core.operate(self.node, connection, Operation::Write { disk, offset, bytes });
+    }
+
+    /// What the other end of a connection may write here from now on, by where it begins and how many bytes it has: nothing at first.
+    pub(crate) fn rooms(&mut self, connection: ConnectionId) -> &mut BTreeMap<u64, u64> {
+        let there = &mut self.core.connections[connection];
+        let end = there.end_of(self.node);
+        there.responders[end].rooms.get_or_insert_default()
     }
 
     /// Puts a medium in the place of a disk of this node, as memory that a process has asked for.

@@ -35,6 +35,8 @@ pub enum Kind {
     MediumFails,
     /// One sync fails.
     SyncFails,
+    /// Nothing becomes durable on this one of its disks any more, until it is replaced by a healthy one with what was durable.
+    DiskFails(usize),
     /// Its disks answer nothing, and what they were asked for is done at the end.
     Hangs,
     /// Its disks take so many times as long.
@@ -86,6 +88,7 @@ impl Fault {
             Kind::Rots => format!("{node} loses its power, and something on its disk rots"),
             Kind::MediumFails => format!("the disk of {node} fails"),
             Kind::SyncFails => format!("one sync of {node} fails, and it is restarted"),
+            Kind::DiskFails(disk) => format!("disk {disk} of {node} fails, and no other one"),
             Kind::Hangs => format!("the disk of {node} does not answer"),
             Kind::SlowDisk(times) => format!("the disk of {node} is {times} times as slow"),
             Kind::SlowLink(times) => format!("the link of {node} is {times} times as slow"),

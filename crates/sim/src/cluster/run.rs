@@ -164,6 +164,10 @@ impl<P: Process> Cluster<P> {
                 counts.media_failed += 1;
                 self.core.nodes[node].disks.iter().for_each(super::disk::Disk::fail_once);
             }
+            Kind::DiskFails(disk) => {
+                counts.media_failed += 1;
+                self.core.nodes[node].disks[disk].fail();
+            }
             Kind::Hangs => {
                 counts.hung += 1;
                 let now = self.core.now();
@@ -203,7 +207,7 @@ impl<P: Process> Cluster<P> {
             Kind::Pause if self.core.nodes[node].stopped.contains(&n) => self.core.goes_on(node, n),
             Kind::PowerLossWithin(_) if self.core.nodes[node].is_up => self.core.nodes[node].power.stays(),
             // Whoever looks after it takes the disk out, with what is durable on it, and starts the machine again.
-            Kind::MediumFails | Kind::SyncFails if self.core.nodes[node].is_up => {
+            Kind::MediumFails | Kind::SyncFails | Kind::DiskFails(_) if self.core.nodes[node].is_up => {
                 self.crash(node, Failure::PowerLoss, n);
             }
             Kind::Aimed(_) => self.core.aims.retain(|(aim, _)| *aim != n),

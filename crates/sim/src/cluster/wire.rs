@@ -7,12 +7,15 @@
 //! or a flush. Whatever ends the connection, or the machine, finds them half done. Those behind a flush do not wait for it, and are
 //! answered behind it; only what is one operation is ordered by it.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
 use remanence_pmem::Medium as _;
 
 use super::disk::Disk;
+
+/// Why a connection is lost on which somebody would have written what it may not write.
+pub(super) const NOT_LET: &str = "the other side has not let it write there";
 
 /// Bytes that are written in one step.
 const LINE: u64 = 64;
@@ -56,6 +59,8 @@ pub(super) enum Answer {
     Written,
     /// The medium failed.
     Failed,
+    /// It would have written what it may not write.
+    Refused,
 }
 
 /// A one-sided operation on a disk of the other end.
@@ -107,9 +112,17 @@ pub(super) struct Responder {
     number: u64,
     /// The next step is to come.
     pub(super) is_stepping: bool,
+    /// What the other end may write, by where it begins and how many bytes it has; `None`: everything.
+    pub(super) rooms: Option<BTreeMap<u64, u64>>,
 }
 
 impl Responder {
+    fn may_write(rooms: &Option<BTreeMap<u64, u64>>, offset: u64, len: u64) -> bool {
+        let Some(rooms) = rooms else { return true };
+        let before = rooms.range(..=offset).next_back();
+        before.is_some_and(|(from, room)| offset + len <= from + room)
+    }
+
     pub(super) fn take(&mut self, operation: Operation) {
         self.number += 1;
         let number = self.number;
@@ -140,6 +153,13 @@ impl Responder {
                 let mut bytes = vec![0; *len as usize];
                 disks[*disk].read(*offset, &mut bytes);
                 running.answer = Some(Answer::Read(bytes));
+                None
+            }
+            // A room may be taken back in the middle of it.
+            Operation::Write { offset, bytes, .. }
+                if !Self::may_write(&self.rooms, *offset, bytes.len() as u64) =>
+            {
+                running.answer = Some(Answer::Refused);
                 None
             }
             Operation::Write { disk, offset, bytes } => {
@@ -290,6 +310,22 @@ mod tests {
         disks[0].read(32, &mut bytes);
         assert_eq!(bytes, [1; 64]);
         assert!(matches!(responder.answer(), Some(Answer::Written)));
+    }
+
+    #[test]
+    fn what_a_room_does_not_cover_any_more_is_not_written() {
+        let disks = [Disk::new(256, PersistenceDomain::Adr, &Power::default())];
+        let mut responder = Responder { rooms: Some(BTreeMap::from([(32, 96)])), ..Responder::default() };
+        responder.take(Operation::Write { disk: 0, offset: 32, bytes: vec![1; 96] });
+        responder.take(Operation::Write { disk: 0, offset: 120, bytes: vec![1; 16] });
+        assert_eq!((responder.step(&disks), disks[0].load_u64(32)), (None, 0x0101_0101_0101_0101));
+        responder.rooms.as_mut().expect("it is guarded").remove(&32);
+        responder.step(&disks);
+        assert!(matches!(responder.answer(), Some(Answer::Refused)), "it was taken back");
+        responder.rooms = Some(BTreeMap::from([(32, 96)]));
+        responder.step(&disks);
+        assert!(matches!(responder.answer(), Some(Answer::Refused)), "its end lies behind the room");
+        assert_eq!((disks[0].load_u64(64), disks[0].load_u64(120)), (0, 0));
     }
 
     #[test]

@@ -22,6 +22,9 @@ const ACTIVE: &[(&str, f64)] = &[
     ("done", 20.0),
     ("unknown", 0.05),
     ("connected", 1.0),
+    ("scans", 1.0),
+    ("behind", 0.05),
+    ("put_right", 0.0),
     ("pauses", 0.2),
     ("kills", 0.2),
     ("power_losses", 0.5),
@@ -57,6 +60,7 @@ fn calm() -> Plan {
     (plan.pause, plan.notice, plan.lease, plan.depth) = (20 * MS, 200 * MS, 2000, 32);
     plan.speeds = Speeds { links: vec![1_000; 8], jitter: 0, disks: vec![2_000; 8], retry: 50 * MS };
     plan.clocks = vec![Clock::default(); 8];
+    (plan.long, plan.scans, plan.rooms) = (false, false, true);
     plan.heals = 3000 * MS;
     plan.faults = Vec::new();
     plan
@@ -269,6 +273,49 @@ fn who_dies_within_its_rebuilding_is_sent_all_of_it_again() {
     };
     for (Work { led, rebuilt, .. }, _) in suffer(8, JITTER, dies) {
         assert!(led == 1 && (1..=2).contains(&rebuilt), "{led} led, {rebuilt} images were sent");
+    }
+}
+
+/// A primary that is cut off from all others, and not from those who read there, is replaced, and a client that comes anew writes elsewhere.
+/// Whoever has replaced it is gone when it hears the others again, and one of them has promised its log to that one.
+#[test]
+fn a_primary_that_was_replaced_and_hears_others_again_does_not_go_on() {
+    for seed in remanence_effort::seeds(8) {
+        let mut choices = Seeded::new(seed);
+        let mut plan = Plan { heals: 6000 * MS, ..members(seed, 3) };
+        (plan.clients, plan.readers) = (3, 2);
+        let lasts = 1000 + choices.pick(1000) as u64;
+        plan.faults = is_cut_off(0, 3, Way::Both, 1000, lasts);
+        plan.faults.push(fault(5, 900, 700, Kind::Kill));
+        plan.faults.push(fault(1, 1000 + lasts - choices.pick(150) as u64, 3000, Kind::Kill));
+        passes(&run_plan(seed, &plan, 0));
+    }
+}
+
+#[test]
+fn a_member_whose_image_alone_fails_is_behind_until_it_follows_again() {
+    let image =
+        |_, choices: &mut Seeded| vec![fault(2, 800 + choices.pick(200) as u64, 1500, Kind::DiskFails(1))];
+    for (work, still) in suffer(4, JITTER, image) {
+        let Work { led, behind, trimmed, unknown, .. } = work;
+        assert!(
+            led == 1 && behind > 0 && trimmed > 0 && unknown == 0 && still <= 300,
+            "{work:?}, {still} ms"
+        );
+    }
+}
+
+/// Nobody has looked at anything before the log has no room any more, and two images are too few for it to be trimmed.
+#[test]
+fn an_image_that_has_to_be_sent_at_once_is_looked_at_first() {
+    for seed in 0..4 {
+        let faults = vec![fault(1, 800, 300, Kind::DiskLost)];
+        let mut plan = Plan { servers: 2, acks: 2, faults, ..calm() };
+        (plan.long, plan.check, plan.operations) = (true, 1 << 40, 300);
+        let outcome = run_plan(seed, &plan, 0);
+        passes(&outcome);
+        let Work { led, rebuilt, put_right, .. } = outcome.work;
+        assert!(led <= 2 && rebuilt == 1 && put_right == 1, "{outcome}");
     }
 }
 

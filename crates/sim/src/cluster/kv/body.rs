@@ -73,6 +73,14 @@ pub(super) enum Command {
         bytes: Vec<u8>,
     },
     CutClient(ConnectionId),
+    /// Let a client write so many bytes there, and nothing but what it was let.
+    GiveRoom {
+        client: ConnectionId,
+        at: u64,
+        len: u64,
+    },
+    /// Nobody may write in the room that begins there any more.
+    TakeRoom(u64),
     /// Have clients read and write this memory.
     Show(Disk),
     /// It has taken the log over, which goes on with that record; or has opened it again.

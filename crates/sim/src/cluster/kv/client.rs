@@ -14,10 +14,12 @@ use remanence_kv::{Expect, Refusal, Reply, Request};
 
 use super::member::{MEMORY, PROMISE};
 use super::message::{ASK, HELLO, LEAD, NOTICE, REQUEST, Said, message, number};
-use super::oracle::{Oracle, state_of, value_of};
+use super::oracle::{Oracle, key_of, state_of, value_of};
+use super::scan::Scan;
 use crate::cluster::Input;
 use crate::cluster::core::{ConnectionId, Host};
 use crate::cluster::link::Link;
+use crate::cluster::wire::NOT_LET;
 use crate::rng::Rng;
 
 /// Between two attempts to reach a member, or a primary.
@@ -68,6 +70,7 @@ enum Machine {
     Get(Get),
     Put(Box<Put>),
     Call(Call),
+    Scan(Scan),
 }
 
 /// What became of an operation, before anybody has vouched for it.
@@ -130,10 +133,6 @@ pub(super) struct Client {
     /// What it has seen of a key last: a version, and of which write.
     seen: BTreeMap<Vec<u8>, (u64, State)>,
     is_over: bool,
-}
-
-fn key_of(n: u64) -> Vec<u8> {
-    format!("key{n}").into_bytes()
 }
 
 impl Client {
@@ -246,6 +245,9 @@ impl Client {
                 self.session = Session::Begun(connection);
                 return host.send(connection, message(HELLO, &[]));
             }
+            Input::Lost { why: NOT_LET, .. } => {
+                return host.core().wrong("a client was not let write what was handed out to it".into());
+            }
             Input::Lost { .. } => return self.lose(now, host),
             Input::Read { bytes, .. } => Completion::Read(bytes),
             Input::Written { .. } => Completion::Written,
@@ -329,6 +331,10 @@ impl Client {
             Machine::Call(call) => {
                 self.core.as_mut().and_then(|core| call.cancel(core));
                 running.was_sent
+            }
+            Machine::Scan(scan) => {
+                self.core.as_mut().into_iter().for_each(|core| scan.cancel(core));
+                false
             }
         };
         let ended = matches!(running.phase, Phase::Vouch { .. });
@@ -471,6 +477,9 @@ impl Client {
         }
         *left -= 1;
         let key = key_of(self.rng.below(oracle.plan.keys));
+        if oracle.plan.scans && self.rng.one_in(8) {
+            return Some((Machine::Scan(Scan::new(1 + self.rng.below(4) as u32)), key, None));
+        }
         let seen = self.seen.get(&key).copied();
         let what = self.rng.below(12);
         if what < 5 || self.number < usize::from(oracle.plan.readers) {
@@ -575,6 +584,7 @@ impl Client {
             }
             Machine::Put(put) => map(put.step(core, self.clock, done), |_| None),
             Machine::Call(call) => map(call.step(core, self.clock, done), |_| None),
+            Machine::Scan(scan) => scan.step(core, self.clock, done),
         };
         match outcome {
             Progress::Post(verbs) => {
@@ -637,6 +647,13 @@ impl Client {
         };
         let mut ends = !stands;
         match (outcome, running.kind) {
+            (Ok(_), None) if stands && matches!(running.machine, Machine::Scan(_)) => {
+                let Machine::Scan(scan) = &running.machine else { return };
+                match scan.seen(host.known().plan.keys) {
+                    Ok(seen) => host.oracle().scanned(client, running.invoked, seen),
+                    Err(what) => return host.core().wrong(what),
+                }
+            }
             (Ok(found), None) if stands => {
                 let state = match found.as_ref().map_or(Ok(0), |(_, value)| state_of(value)) {
                     Ok(state) => state,

@@ -97,7 +97,7 @@ impl World {
             let number = port.next;
             port.links.insert(number, (Link::Connecting, VecDeque::new()));
             port.commands.push_back(Command::Connect { number, member: at });
-            let other = Other { who: at, life: said.life, number, under_way: 0, told: None };
+            let other = Other { who: at, life: said.life, number, under_way: 0, orders: 0, told: None };
             Connecting { name, connection: Ok(Connection { world: self.clone(), to: To::Other(other) }) }
         };
         members.iter().map(one).collect()
@@ -170,6 +170,8 @@ struct Other {
     life: u64,
     number: u64,
     under_way: usize,
+    /// Orders that were not answered yet. Of all but the last one nobody wants to know any more.
+    orders: usize,
     told: Option<Vec<u8>>,
 }
 
@@ -194,7 +196,8 @@ impl Other {
         while let Some(next) = came.pop_front() {
             let event = match next {
                 Came::Message(bytes) if bytes[0] == ORDER => {
-                    self.told = Some(bytes[1..].to_vec());
+                    self.orders -= 1;
+                    self.told = (self.orders == 0).then(|| bytes[1..].to_vec());
                     continue;
                 }
                 Came::Message(bytes) => Event::Reply(parse_reply(&bytes[1..]).map(Box::new)),
@@ -297,6 +300,7 @@ impl Member for Connection {
         match &mut self.to {
             To::Own(own) => own.told = Some(self.world.body.lock().obey(epoch, order)),
             To::Other(other) => {
+                (other.orders, other.told) = (other.orders + 1, None);
                 let bytes = message(ORDER, &[&emit_order(epoch, order)]);
                 self.world.does(Command::Send { number: other.number, bytes });
             }

@@ -43,6 +43,8 @@ pub(super) struct Attempt {
     pub(super) depth: usize,
     pub(super) lease: u64,
     pub(super) check: Duration,
+    /// Clients may write only what was handed out to them.
+    pub(super) rooms: bool,
 }
 
 /// Takes over, if it can, and serves until somebody else takes over.
@@ -107,6 +109,12 @@ pub(super) fn lead(world: &World, attempt: Attempt) -> Result<(), String> {
     // Nothing rots here, and no crash may look as if something had.
     assert_eq!((recovered.mended, recovered.lost), (0, 0), "a crash is taken for damage: {recovered:?}");
     core.set_replicated();
+    if attempt.rooms {
+        let takes = world.clone();
+        core.set_revoke(Box::new(move |rooms| {
+            rooms.iter().for_each(|at| takes.does(Command::TakeRoom(*at)));
+        }));
+    }
     {
         let mut body = world.body.lock();
         body.happens(Input::Leads { epoch });
@@ -133,7 +141,9 @@ pub(super) fn lead(world: &World, attempt: Attempt) -> Result<(), String> {
             returns,
             check: attempt.check,
             checks_until: None,
+            behind: 0,
         },
+        rooms: attempt.rooms,
         ships,
         turns: Turns::new(now),
     };
@@ -151,6 +161,7 @@ struct Serving<'a> {
     core: Server<Ships>,
     ships: Ships,
     clients: BTreeMap<ConnectionId, ClientId>,
+    rooms: bool,
     upkeep: Upkeep,
     turns: Turns,
 }
@@ -174,6 +185,8 @@ struct Upkeep {
     /// How long it looks at its image before it sends it, and until when it does.
     check: Duration,
     checks_until: Option<Duration>,
+    /// How many images did not follow.
+    behind: usize,
 }
 
 impl Serving<'_> {
@@ -240,6 +253,13 @@ impl Serving<'_> {
                 let has_failed = reply == Reply::Refused(Refusal::Medium);
                 let bytes = message(REQUEST, &[&clock, &reply.emit()]);
                 self.tell_acknowledged();
+                if let Reply::Reserved(reserved) = &reply
+                    && self.rooms
+                {
+                    for (at, len) in self.core.rooms(reserved.version) {
+                        self.world.does(Command::GiveRoom { client, at, len });
+                    }
+                }
                 self.world.does(Command::Answer { client, bytes });
                 return if has_failed { Err(self.why("the medium failed")) } else { Ok(()) };
             }
@@ -307,7 +327,7 @@ impl Serving<'_> {
             let epoch = self.ships.with_ship(|primary| primary.epoch());
             self.world.does(Command::LookedAt(epoch));
         }
-        let (rebuilding, rebuilt, trimmed, is_behind) = self.ships.with_ship(|primary| {
+        let (rebuilding, rebuilt, trimmed, behind) = self.ships.with_ship(|primary| {
             if follow {
                 primary.follow()?;
             }
@@ -316,11 +336,15 @@ impl Serving<'_> {
                 primary.begin_rebuild()?;
             }
             let rebuilt = primary.take_rebuilt().is_some();
-            let is_behind = !primary.behind().is_empty();
-            Ok::<_, LeadError>((primary.rebuilding().is_some(), rebuilt, primary.trimmed(), is_behind))
+            let behind = primary.behind().len();
+            Ok::<_, LeadError>((primary.rebuilding().is_some(), rebuilt, primary.trimmed(), behind))
         })?;
         let upkeep = &mut self.upkeep;
-        upkeep.images.behind(is_behind);
+        upkeep.images.behind(behind > 0);
+        if upkeep.behind < behind {
+            self.world.does(Command::Count(|work, by| work.behind += by, 1));
+        }
+        upkeep.behind = behind;
         upkeep.busy = rebuilding;
         if rebuilt {
             self.world.does(Command::Count(|work, by| work.rebuilt += by, 1));

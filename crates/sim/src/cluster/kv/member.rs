@@ -30,9 +30,9 @@ use crate::cluster::{Input, Moment};
 use crate::rng::Rng;
 
 /// A member's media: its log, its image, the ledger of that; and the memory of its process that others reach.
-const LOG_DISK: usize = 0;
-const IMAGE: usize = 1;
-const LEDGER: usize = 2;
+pub(super) const LOG_DISK: usize = 0;
+pub(super) const IMAGE: usize = 1;
+pub(super) const LEDGER: usize = 2;
 /// What a primary works on.
 pub(super) const MEMORY: usize = 3;
 /// Whom the log is promised to, for clients.
@@ -343,6 +343,9 @@ impl Member {
             }
             HELLO if body.serves => {
                 self.clients.insert(connection);
+                if host.known().plan.rooms {
+                    host.rooms(connection);
+                }
                 body.port.clients.push_back((connection, FromClient::Says(bytes.to_vec())));
                 body.port.is_stirred = true;
             }
@@ -425,6 +428,7 @@ impl Member {
             depth: plan.depth,
             lease: plan.lease,
             check: Duration::from_millis(plan.check),
+            rooms: plan.rooms,
         };
         let shared = self.body.clone();
         {
@@ -529,6 +533,12 @@ impl Member {
                     host.cut(client);
                     self.lose_client(client);
                 }
+                Command::GiveRoom { client, at, len } => {
+                    host.rooms(client).insert(at, len);
+                }
+                Command::TakeRoom(at) => self.clients.iter().for_each(|client| {
+                    host.rooms(*client).remove(&at);
+                }),
                 Command::Show(memory) => {
                     let memory = host.replace_disk(MEMORY, &memory);
                     self.body.lock().port.memory = Some(memory);

@@ -6,7 +6,8 @@
 //! so it is code that waits, which `cluster/task.rs` runs. What is checked:
 //! - what clients were told is linearizable for each key, over all crashes, lost disks and takeovers; of an operation of which nothing is
 //!   known, either is possible until somebody else has taken over;
-//! - no value is served that nobody has written;
+//! - no value is served that nobody has written, and a scan sees each key once that was there all the time;
+//! - no client is kept from writing what was handed out to it;
 //! - no member takes the log over without what was acknowledged in an earlier epoch, and no epoch has two primaries;
 //! - no member tries to lead, or opens the log again, while another one has served for a while and the others slept at most (`judge.rs`);
 //! - no crash is taken for damage;
@@ -33,6 +34,7 @@ mod member;
 mod message;
 mod oracle;
 mod plan;
+mod scan;
 
 pub use oracle::Work;
 pub use plan::Kv;

@@ -29,12 +29,16 @@ Work {
     rebuilt,
     /// Times that one had to look at its image at once, as the log has no room without sending it.
     put_right,
+    /// Times that a primary found that one image more does not follow.
+    behind,
     /// Records that were trimmed.
     trimmed,
     /// Operations that clients began.
     begun,
     /// Those that ended, and are known to have.
     done,
+    /// Scans of all keys that were believed.
+    scans,
     /// Changes of which nothing is known.
     unknown,
     /// Operations that ended at a primary which could not be believed.
@@ -88,15 +92,24 @@ pub(crate) struct Oracle {
     pub(super) waits: String,
 }
 
+/// Numbers of writes from this one on are those of values that are all long.
+const LONG: u64 = 1 << 40;
+
 /// The bytes of a write.
 pub(super) fn value_of(write: u64) -> Vec<u8> {
     let len = match write % 9 {
+        _ if write >= LONG => 300 + write * 97 % 1500,
         0 => 900 + write % 900,
         n => (write * 7) % (30 * n),
     };
     let mut value = vec![0; len as usize];
     fill(write ^ 0x5EED << 32, &mut value);
     [&write.to_le_bytes()[..], &value].concat()
+}
+
+/// The name of a key.
+pub(super) fn key_of(n: u64) -> Vec<u8> {
+    format!("key{n}").into_bytes()
 }
 
 /// The write that a value is of.
@@ -118,7 +131,7 @@ impl Oracle {
             work: Work::default(),
             histories: BTreeMap::new(),
             tick: 0,
-            writes: 0,
+            writes: if plan.long { LONG } else { 0 },
             opened: BTreeMap::new(),
             acknowledged: BTreeMap::new(),
             lost: (0..plan.servers.into()).collect(),
@@ -186,6 +199,18 @@ impl Oracle {
             }
         } else {
             self.work.unknown += 1;
+        }
+    }
+
+    /// A scan is over that has seen these keys, each at a moment since it began, and missed all others.
+    pub(super) fn scanned(&mut self, client: u32, invoked: u64, seen: &BTreeSet<Vec<u8>>) {
+        self.work.scans += 1;
+        let returned = self.tick();
+        for n in 0..self.plan.keys {
+            let key = key_of(n);
+            let kind = if seen.contains(&key) { Kind::NoSwap(0) } else { Kind::Read(0) };
+            let event = Event { kind, client, invoked, returned, maybe: false };
+            self.histories.entry(key).or_default().events.push(event);
         }
     }
 
@@ -295,7 +320,7 @@ mod tests {
 
     #[test]
     fn a_value_says_of_which_write_it_is() {
-        for write in [1, 9, 18, 1000] {
+        for write in [1, 9, 18, 1000, LONG + 1] {
             assert_eq!(state_of(&value_of(write)), Ok(write));
             let mut torn = value_of(write);
             torn.push(0);

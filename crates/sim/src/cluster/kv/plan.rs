@@ -1,5 +1,6 @@
 //! What a run does: drawn from a seed, and data from then on.
 
+use super::member::{IMAGE, LEDGER, LOG_DISK};
 use super::{Node, Work};
 use crate::cluster::aim;
 use crate::cluster::fault::{self, Fault, Scene};
@@ -38,6 +39,12 @@ pub struct Kv {
     pub pause: u64,
     /// Keys that they use.
     pub keys: u64,
+    /// All values are long, so that logs are soon full.
+    pub long: bool,
+    /// Clients scan all keys now and then.
+    pub scans: bool,
+    /// Clients may write only the rooms that were handed out to them; else only who takes too long is kept from writing.
+    pub rooms: bool,
     /// How long a primary may be silent, in nanoseconds.
     pub notice: u64,
     /// Milliseconds that a client may take to finish what it has begun.
@@ -72,8 +79,10 @@ impl Service for Kv {
         let mut faults = fault::draw(&mut Rng::new(seed, 31), &scene);
         faults.extend(isolations(&mut Rng::new(seed, 32), &scene));
         faults.extend(hangs(&mut Rng::new(seed, 33), &scene));
+        faults.extend(losses(&mut Rng::new(seed, 35), &scene));
+        faults.extend(single_disks(&mut Rng::new(seed, 36), &scene));
         // Half of the runs have faults that are aimed, and half of those no others.
-        let mut aims = Rng::new(seed, 35);
+        let mut aims = Rng::new(seed, 38);
         if aims.one_in(2) {
             if aims.one_in(2) {
                 faults.clear();
@@ -81,6 +90,7 @@ impl Service for Kv {
             faults.extend(aim::draw(&mut aims, &scene, &MOMENTS));
         }
         let (links, disks) = ([1_000, 5_000, 50_000], [500, 5_000, 100_000]);
+        let more = &mut Rng::new(seed, 37);
         Plan {
             servers,
             acks,
@@ -95,6 +105,9 @@ impl Service for Kv {
                 // As long as there are faults, or all at once.
                 pause: rng.pick(&[MS / 10, heals / u64::from(operations) / 4, heals / u64::from(operations)]),
                 keys: rng.pick(&[1, 3, 10]),
+                long: more.one_in(3),
+                scans: more.one_in(2),
+                rooms: more.one_in(2),
                 notice: rng.pick(&[160, 200, 200, 400]) * MS,
                 lease: rng.pick(&[100, 500, 2000]),
                 check: Rng::new(seed, 34).pick(&[0, 50, 3000]),
@@ -158,4 +171,34 @@ fn hangs(rng: &mut Rng, scene: &Scene) -> Vec<Fault> {
     };
     let count = rng.pick(&[0, 0, 1, 3]);
     (0..count).map(|_| one(rng)).collect()
+}
+
+/// Disks that are lost one after the other: many members are sent an image, and before each the log must not be trimmed too far.
+fn losses(rng: &mut Rng, scene: &Scene) -> Vec<Fault> {
+    let one = |rng: &mut Rng| {
+        let at = rng.below(scene.ends - 1);
+        let lasts = (1 + rng.exponential(scene.ends / 50)).min(scene.ends - at);
+        Fault { at, lasts, node: rng.index(scene.servers), kind: Kind::DiskLost, salt: rng.u64() }
+    };
+    let count = rng.pick(&[0, 0, 0, 4, 12]);
+    (0..count).map(|_| one(rng)).collect()
+}
+
+/// Times in which one disk of a member fails and its others do not: mostly that of its image, which then stays behind its log. Sometimes
+/// another member loses all that it has meanwhile.
+fn single_disks(rng: &mut Rng, scene: &Scene) -> Vec<Fault> {
+    let mut faults = Vec::new();
+    for _ in 0..rng.pick(&[0, 0, 0, 1, 2]) {
+        let at = rng.below(scene.ends - 1);
+        let lasts = (1 + rng.exponential(scene.ends / 3)).min(scene.ends - at);
+        let (node, disk) = (rng.index(scene.servers), rng.pick(&[IMAGE, IMAGE, IMAGE, LEDGER, LOG_DISK]));
+        faults.push(Fault { at, lasts, node, kind: Kind::DiskFails(disk), salt: rng.u64() });
+        if rng.one_in(2) {
+            let other = (node + 1) % scene.servers;
+            let at = at + rng.below(lasts);
+            let lasts = (1 + rng.exponential(scene.ends / 50)).min(scene.ends - at);
+            faults.push(Fault { at, lasts, node: other, kind: Kind::DiskLost, salt: rng.u64() });
+        }
+    }
+    faults
 }
