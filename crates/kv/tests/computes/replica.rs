@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use remanence_coord::log::format::DATA_AT;
 use remanence_coord::log::format::superblock::Uuid;
-use remanence_coord::log::group::{ConnectionLost, Event as LogEvent, ReplicaConnection};
+use remanence_coord::log::group::{Action as LogAction, ConnectionLost, Event as LogEvent};
 use remanence_coord::log::proto::{Request as LogRequest, emit_reply, parse_reply};
 use remanence_coord::log::{
     Epoch, Geometry as LogGeometry, Make, Mode, Refused, Status, Store as Log, Updates,
@@ -22,13 +22,12 @@ use remanence_coord::log::{
 use remanence_kv::client::{Call, Client, Completion, Error, Found, Get, Operation, Progress, Put, Verb};
 use remanence_kv::proto::{Expect, Reply, Request};
 use remanence_kv::replica::keeper::{LEDGER_LEN, emit_order, emit_told, parse_order, parse_told};
-use remanence_kv::replica::primary::Options as GroupOptions;
+use remanence_kv::replica::primary::{Action, Event as MemberEvent, Options as GroupOptions};
 use remanence_kv::replica::{
-    ImageReply, Keeper, LeadError, Member, Mirror, Order, Primary, Promise, is_current,
+    Driver, ImageReply, Keeper, LeadError, Member, Mirror, Order, Promise, Sizes, is_current,
 };
 use remanence_kv::server::{ClientId, Event as ServerEvent, Server, format};
 use remanence_kv::{Geometry, Options, Refusal};
-use remanence_persist::plan::Request as PlanRequest;
 use remanence_pmem::crash_image::{Choices, CrashImage, EveryWay, Failure, Seeded};
 use remanence_pmem::{Medium, PersistenceDomain};
 use remanence_sim::history::{Event, History, Kind, NEVER, State};
@@ -41,7 +40,7 @@ const PORTION: usize = 3000;
 
 type Image = Arc<CrashImage>;
 type Shared = Rc<RefCell<World>>;
-type Core = Server<Mirror<Image, Primary<SimMember>>>;
+type Core = Server<Mirror<Image, Driver<SimMember>>>;
 
 fn image(len: u64) -> Image {
     Arc::new(CrashImage::new(len, PersistenceDomain::Adr))
@@ -245,93 +244,83 @@ fn life(world: &World, host: usize) -> u64 {
     world.hosts[host].life
 }
 
-impl ReplicaConnection for SimMember {
+impl Member for SimMember {
     /// Nobody is given up here because of the time that passes.
     fn now() -> std::time::Duration {
         std::time::Duration::ZERO
     }
 
-    fn begin_call(&mut self, request: &LogRequest) -> Result<(), ConnectionLost> {
-        self.calls.push_back(LogRequest::parse(&request.emit()).expect("what was written is read"));
-        Ok(())
-    }
-
-    fn begin_read(&mut self, offset: u64, len: u32) -> Result<(), ConnectionLost> {
-        self.reads.push_back((offset, len));
-        Ok(())
-    }
-
-    fn begin_append(&mut self, updates: Updates, _: &PlanRequest) -> Result<(), ConnectionLost> {
-        self.connected(|member, _| {
-            member.under_way.push_back(updates);
-            Ok(())
-        })
-    }
-
-    fn poll(&mut self) -> Result<Option<LogEvent>, ConnectionLost> {
-        self.connected(|member, world| {
-            if let Some(request) = member.calls.pop_front() {
-                let reply = world.serve(member.member, &request);
-                if matches!(request, LogRequest::Grant { .. }) && reply.is_ok() {
-                    member.connection = world.hosts[member.member].connection;
-                }
-                return Ok(Some(LogEvent::Reply(reply.map(Box::new))));
+    fn begin(&mut self, action: Action) -> Result<(), ConnectionLost> {
+        match action {
+            Action::Log(LogAction::Call { request, .. }) => {
+                self.calls.push_back(LogRequest::parse(&request.emit()).expect("what was written is read"));
             }
-            let image = world.hosts[member.member].log.medium();
-            if let Some((offset, len)) = member.reads.pop_front() {
-                let mut bytes = vec![0; len as usize];
-                image.read(offset, &mut bytes);
-                return Ok(Some(LogEvent::Data(bytes)));
+            Action::Log(LogAction::Read { offset, len, .. }) => self.reads.push_back((offset, len)),
+            Action::Log(LogAction::Append { updates, .. }) => {
+                return self.connected(|member, _| {
+                    member.under_way.push_back(*updates);
+                    Ok(())
+                });
             }
-            let Some(updates) = member.under_way.front() else { return Ok(None) };
-            let list = updates.list();
-            let (offset, bytes) = list[member.step / 2];
-            if member.step.is_multiple_of(2) {
-                image.write(offset, bytes);
-            } else {
-                image.persist(offset..offset + bytes.len() as u64).expect("memory");
+            Action::Log(LogAction::Disconnect { .. }) => panic!("its connection is dropped"),
+            Action::Order { epoch, order, .. } => {
+                assert!(self.order.is_none(), "there is one order at a time");
+                self.order = Some((epoch, order));
             }
-            member.step += 1;
-            let done = member.step == 2 * list.len();
-            if done {
-                member.under_way.pop_front();
-                member.step = 0;
-            }
-            Ok(done.then_some(LogEvent::Durable))
-        })
-    }
-}
-
-impl Member for SimMember {
-    fn begin_order(&mut self, epoch: Epoch, order: &Order) -> Result<(), ConnectionLost> {
-        assert!(self.order.is_none(), "there is one order at a time");
-        self.order = Some((epoch, order.clone()));
-        Ok(())
-    }
-
-    fn poll_told(&mut self) -> Result<Option<ImageReply>, ConnectionLost> {
-        // It takes its time.
-        if self.world.0.borrow_mut().one_in(2) {
-            return Ok(None);
         }
-        let Some((epoch, order)) = self.order.take() else { return Ok(None) };
-        let (epoch, order) = parse_order(&emit_order(epoch, &order)).expect("what was written is read");
+        Ok(())
+    }
+
+    fn poll(&mut self) -> Result<Option<MemberEvent>, ConnectionLost> {
         self.connected(|member, world| {
+            if let Some(event) = member.poll_log(world) {
+                return Ok(Some(MemberEvent::Log(event)));
+            }
+            // It takes its time.
+            if member.order.is_none() || world.one_in(2) {
+                return Ok(None);
+            }
+            let (epoch, order) = member.order.take().expect("there is one");
+            let (epoch, order) = parse_order(&emit_order(epoch, &order)).expect("what was written is read");
             let Host { keeper, log, fails, .. } = &mut world.hosts[member.member];
             let told = match fails {
                 true => ImageReply::Refused("the medium failed".into()),
                 false => keeper.obey(log, epoch, &order),
             };
-            Ok(Some(parse_told(&emit_told(&told)).expect("what was written is read")))
+            Ok(Some(MemberEvent::Image(parse_told(&emit_told(&told)).expect("what was written is read"))))
         })
     }
+}
 
-    fn record_max(&self) -> usize {
-        2000
-    }
-
-    fn image_len(&self) -> u64 {
-        STORE.size
+impl SimMember {
+    fn poll_log(&mut self, world: &mut World) -> Option<LogEvent> {
+        if let Some(request) = self.calls.pop_front() {
+            let reply = world.serve(self.member, &request);
+            if matches!(request, LogRequest::Grant { .. }) && reply.is_ok() {
+                self.connection = world.hosts[self.member].connection;
+            }
+            return Some(LogEvent::Reply(reply.map(Box::new)));
+        }
+        let image = world.hosts[self.member].log.medium();
+        if let Some((offset, len)) = self.reads.pop_front() {
+            let mut bytes = vec![0; len as usize];
+            image.read(offset, &mut bytes);
+            return Some(LogEvent::Data(bytes));
+        }
+        let list = self.under_way.front()?.list();
+        let (offset, bytes) = list[self.step / 2];
+        if self.step.is_multiple_of(2) {
+            image.write(offset, bytes);
+        } else {
+            image.persist(offset..offset + bytes.len() as u64).expect("memory");
+        }
+        self.step += 1;
+        if self.step < 2 * list.len() {
+            return None;
+        }
+        self.under_way.pop_front();
+        self.step = 0;
+        Some(LogEvent::Durable)
     }
 }
 
@@ -347,7 +336,7 @@ struct Serving {
     life: u64,
     epoch: Epoch,
     server: Core,
-    mirror: Mirror<Image, Primary<SimMember>>,
+    mirror: Mirror<Image, Driver<SimMember>>,
     memory: Image,
 }
 
@@ -489,8 +478,9 @@ impl Sim {
         self.next_serving += 1;
         let options = options(self.acks, number as u32);
         let own = format!("m{host}");
-        let (primary, _) =
-            Primary::lead(self.connections(host), &own, &options, 9000).map_err(|e| e.to_string())?;
+        let sizes = Sizes { image_len: STORE.size, record_max: 2000, trim_after: 9000 };
+        let primary =
+            Driver::lead(self.connections(host), &own, &options, sizes).map_err(|e| e.to_string())?;
         let epoch = primary.epoch();
         let mut world = self.world.borrow_mut();
         if !world.hosts[host].up {
@@ -634,7 +624,7 @@ impl Sim {
         let mirror = self.serving[&number].mirror.clone();
         trim(&mirror);
         while mirror.with_ship(|primary| primary.needs_image().is_some()) {
-            mirror.with_ship(Primary::begin_rebuild).expect("it serves");
+            mirror.with_ship(Driver::begin_rebuild).expect("it serves");
             settle(&mirror);
         }
         trim(&mirror);
@@ -717,7 +707,7 @@ impl Sim {
                     let lost = connections.into_iter().filter(|(name, _)| lost.contains(name));
                     return lost.into_iter().try_for_each(|(name, member)| primary.reconnect(&name, member));
                 }
-                primary.reopen(connections).map(drop)
+                primary.reopen(connections)
             });
             now_failed |= reopened.is_err();
             serving.epoch = serving.mirror.with_ship(|primary| primary.epoch());
@@ -986,9 +976,9 @@ fn forget_running(actor: &mut Actor, histories: &mut BTreeMap<Vec<u8>, History>)
 }
 
 /// Until nothing is under way with any image.
-fn settle(mirror: &Mirror<Image, Primary<SimMember>>) {
+fn settle(mirror: &Mirror<Image, Driver<SimMember>>) {
     for _ in 0..10_000 {
-        mirror.with_ship(Primary::poll).expect("it serves");
+        mirror.with_ship(Driver::poll).expect("it serves");
         if mirror.with_ship(|primary| primary.is_idle()) {
             return;
         }
@@ -997,11 +987,11 @@ fn settle(mirror: &Mirror<Image, Primary<SimMember>>) {
 }
 
 /// Has the images follow, and the log trimmed behind them.
-fn trim(mirror: &Mirror<Image, Primary<SimMember>>) {
-    mirror.with_ship(Primary::trim).expect("it serves");
+fn trim(mirror: &Mirror<Image, Driver<SimMember>>) {
+    mirror.with_ship(Driver::trim).expect("it serves");
     settle(mirror);
     // What the logs were asked to give up then.
-    mirror.with_ship(Primary::poll).expect("it serves");
+    mirror.with_ship(Driver::poll).expect("it serves");
 }
 
 fn simulate(seed: u64, members: usize, acks: usize, guarded: bool) -> Stats {
@@ -1115,9 +1105,9 @@ fn who_died_within_its_rebuilding_is_sent_all_of_it_again() {
         *host = Host { connection: host.connection + 1, life: host.life + 1, ..Host::new(77) };
     }
     reopen(&sim);
-    mirror.with_ship(Primary::begin_rebuild).expect("it serves");
+    mirror.with_ship(Driver::begin_rebuild).expect("it serves");
     let sent = || {
-        mirror.with_ship(Primary::poll).expect("it serves");
+        mirror.with_ship(Driver::poll).expect("it serves");
         mirror
             .with_ship(|primary| primary.rebuilding())
             .filter(|now| now.name == "m2")

@@ -36,6 +36,7 @@ mod belong;
 mod copy;
 pub mod driver;
 pub mod machine;
+mod opening;
 pub mod replay;
 mod server;
 
@@ -45,6 +46,7 @@ use thiserror::Error;
 
 pub use driver::{ConnectionLost, Group, ReplicaConnection};
 pub use machine::{Action, Event, Machine, NotTaken};
+pub use opening::Opening;
 pub use replay::{Replay, Replayed};
 
 use crate::log::error::{AppendError, Refused};

@@ -8,7 +8,7 @@ use remanence_coord::takeover::Input;
 use remanence_coord::watch::beat;
 use remanence_kv::proto::Refusal;
 use remanence_kv::replica::primary::Options as GroupOptions;
-use remanence_kv::replica::{LeadError, Mirror, Primary};
+use remanence_kv::replica::{Driver, LeadError, Mirror, Sizes};
 use remanence_kv::server::{ClientId, Event, Server, format};
 use remanence_kv::{Geometry, Options, Reply, Request};
 use remanence_pmem::{Medium as _, PersistenceDomain};
@@ -35,7 +35,7 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// How long members that were lost are left alone at most.
 const PAUSE_MAX: Duration = Duration::from_secs(10);
 
-type Ships = Mirror<Disk, Primary<Connection>>;
+type Ships = Mirror<Disk, Driver<Connection>>;
 
 /// What is drawn for one attempt to lead.
 #[derive(Clone, Copy, Debug)]
@@ -68,8 +68,9 @@ pub(super) fn lead(world: &World, attempt: Attempt) -> Result<(), String> {
     }
     let connections = connecting.into_iter().map(Connecting::made).collect();
     World::is_awake();
-    let (primary, _) =
-        Primary::lead(connections, &own, &options, TRIM_AFTER).map_err(|error| error.to_string())?;
+    let record_max = world.body.lock().store.superblock().geometry.payload_max() as usize;
+    let sizes = Sizes { image_len: STORE.size, record_max, trim_after: TRIM_AFTER };
+    let primary = Driver::lead(connections, &own, &options, sizes).map_err(|error| error.to_string())?;
     let epoch = primary.epoch();
     world.does(Command::Opened { epoch, start: primary.acknowledged(), again: false });
     let working = {
