@@ -6,7 +6,7 @@
 //!
 //! What decides is pure and lies in [`remanence_coord::log`], whose head says in which order to read it; its modules are here by
 //! the same names. This is the same on real memory and real connections: [`LogServer`] exports a log, [`Log`] is one that is open
-//! for writing, [`LogReader`] reads one. [`replicated`] makes a service of a state machine over it.
+//! for writing, a [`Group`] of connections, [`LogReader`] reads one. [`replicated`] makes a service of a state machine over it.
 //!
 //! ```
 //! use std::sync::atomic::{AtomicBool, Ordering};
@@ -46,17 +46,18 @@
 
 mod client;
 mod connection;
+pub mod group;
 mod medium;
 pub mod replicated;
 mod server;
 
 pub use client::{ConnectOptions, Log, LogReader, ReadError, Record};
 pub use connection::{CallError, Method, SessionConnection, connect};
+pub use group::{Group, ReplicaConnection};
 pub use medium::Part;
 pub use remanence_coord::log::{
-    AppendError, Cursor, Damage, Epoch, Geometry, Group, GroupError, Make, Mode, OpenError, Options, Reader,
-    Refused, ReplicaConnection, Status, Store, Updates, Writer, error, format, group, proto, serve, store,
-    walk, writer,
+    AppendError, Cursor, Damage, Epoch, Geometry, GroupError, Make, Mode, OpenError, Options, Reader,
+    Refused, Status, Store, Updates, Writer, error, format, proto, serve, store, walk, writer,
 };
 pub use server::{LogOptions, LogServer, New, OwnLog, ServeError};
 
