@@ -1,6 +1,5 @@
 //! Replication as state machines: what is told, what is to be done about it, and until when. Nothing here waits, reads a clock,
-//! draws a number or has a connection, so that one seed replays all of it. The driver of a log's group ([`log::group::driver`]) is for callers
-//! that wait: it is generic over their connections, which have the clock and do the waiting.
+//! draws a number or has a connection, so that one seed replays all of it.
 //!
 //! - [`log`] is an append-only log on one server or several: its format, recovery, and the writer that makes all of them equal;
 //! - [`takeover`] decides when a member of a service on several servers tries to become its primary; [`watch`] is its failure

@@ -6,7 +6,8 @@
 //!
 //! What decides is pure and lies in [`remanence_coord::log`], whose head says in which order to read it; its modules are here by
 //! the same names. This is the same on real memory and real connections: [`LogServer`] exports a log, [`Log`] is one that is open
-//! for writing, [`LogReader`] reads one; [`AsyncLog`] and [`AsyncLogReader`] are the same with futures. [`replicated`] makes a service of a state machine over it.
+//! for writing, a [`Group`] of connections, [`LogReader`] reads one; [`AsyncLog`] and [`AsyncLogReader`] are the same with futures.
+//! [`replicated`] makes a service of a state machine over it.
 //!
 //! ```
 //! use remanence_remotelog::{ConnectOptions, Log, LogOptions, LogReader, LogServer, Stop};
@@ -45,6 +46,7 @@
 mod asynch;
 mod client;
 mod connection;
+pub mod group;
 mod medium;
 pub mod replicated;
 mod server;
@@ -52,11 +54,11 @@ mod server;
 pub use asynch::{AsyncLog, AsyncLogReader, Pending};
 pub use client::{ConnectOptions, Log, LogReader, ReadError, Record};
 pub use connection::{CallError, Method, SessionConnection, connect};
+pub use group::{Group, ReplicaConnection};
 pub use medium::Part;
 pub use remanence_coord::log::{
-    AppendError, Cursor, Damage, Epoch, Geometry, Group, GroupError, Make, Mode, OpenError, Options, Reader,
-    Refused, ReplicaConnection, Status, Store, Updates, Writer, error, format, group, proto, serve, store,
-    walk, writer,
+    AppendError, Cursor, Damage, Epoch, Geometry, GroupError, Make, Mode, OpenError, Options, Reader,
+    Refused, Status, Store, Updates, Writer, error, format, proto, serve, store, walk, writer,
 };
 pub use remanence_remote::Stop;
 pub use server::{LogOptions, LogServer, New, OwnLog, ServeError};

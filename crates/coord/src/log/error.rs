@@ -277,3 +277,15 @@ impl std::fmt::Debug for AppendError {
         std::fmt::Display::fmt(self, f)
     }
 }
+
+/// A server's connection is gone, or never was there. A sentence that says why.
+#[derive(Clone, PartialEq, Eq, Error)]
+#[error("{0}")]
+pub struct ConnectionLost(pub String);
+
+/// Debug is the sentence as well: it is what a program prints whose `main` returns the error.
+impl std::fmt::Debug for ConnectionLost {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
+}

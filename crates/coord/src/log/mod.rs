@@ -24,6 +24,6 @@ pub mod writer;
 
 pub use error::{AppendError, Damage, OpenError, Refused};
 pub use format::{Cursor, Epoch, Geometry, Mode};
-pub use group::{Group, GroupError, Options, ReplicaConnection};
+pub use group::{GroupError, Options};
 pub use store::{Make, Reader, Status, Store};
 pub use writer::{Updates, Writer};

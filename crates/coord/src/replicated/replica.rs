@@ -9,7 +9,7 @@ use super::record::{COMMAND_HEADER, PART_HEADER, Record};
 use super::sessions::{Known, NotApplied, State, parts};
 use super::{Limits, StateMachine};
 use crate::log::format::record::record_len;
-use crate::log::group::{Group, Machine, NotTaken, Replay, Replayed, ReplicaConnection};
+use crate::log::group::{Machine, NotTaken, Replay, Replayed};
 use crate::log::{AppendError, GroupError, Refused};
 
 /// Bytes of a snapshot that one record carries at most.
@@ -44,21 +44,6 @@ impl Log for Machine {
 
     fn trim(&mut self, now: Duration, below: u64) -> Result<(), GroupError> {
         Self::trim(self, now, below)
-    }
-}
-
-impl<C: ReplicaConnection> Log for Group<C> {
-    fn machine(&self) -> &Machine {
-        self.machine()
-    }
-
-    fn append(&mut self, _: Duration, record: &[u8]) -> Result<u64, NotTaken> {
-        // What was taken counts, though servers may have been found to be gone when it was sent: a later host may find it.
-        self.try_append(record)
-    }
-
-    fn trim(&mut self, _: Duration, below: u64) -> Result<(), GroupError> {
-        self.begin_trim(below)
     }
 }
 

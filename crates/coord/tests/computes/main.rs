@@ -4,6 +4,5 @@
 mod corpus;
 mod crash;
 mod damage;
-mod driver;
 mod machine;
 mod replicated;

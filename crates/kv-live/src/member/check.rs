@@ -21,7 +21,7 @@ use crate::memory::Memory;
 use crate::overlay::Overlay;
 use remanence_kv::proto::Refusal;
 use remanence_kv::replica::LeadError;
-use remanence_kv::replica::primary::Fetch;
+use remanence_kv::replica::driver::Fetch;
 use remanence_kv::server::{Options, Scrubbed, Server};
 
 /// Values that are verified between two messages of clients.

@@ -4,17 +4,16 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use remanence_persist::plan::Request as PlanRequest;
 use remanence_remote::Waiter;
-use remanence_remotelog::SessionConnection;
-use remanence_remotelog::group::{ConnectionLost, Event, ReplicaConnection};
+use remanence_remotelog::group::{Action as LogAction, ConnectionLost, Event as LogEvent};
 use remanence_remotelog::proto::Request;
-use remanence_remotelog::{Epoch, Updates};
+use remanence_remotelog::{Epoch, ReplicaConnection as _, SessionConnection, Updates};
 
 use super::ORDERS;
 use super::node::Node;
 use remanence_kv::replica::keeper::{emit_order, parse_told};
-use remanence_kv::replica::{ImageReply, Member, Order};
+use remanence_kv::replica::primary::{Action, Event};
+use remanence_kv::replica::{ImageReply, Member};
 
 /// Updates of a member that are under way at a time.
 pub(super) const DEPTH: usize = 32;
@@ -40,7 +39,7 @@ struct Own {
     epoch: Option<Epoch>,
     under_way: VecDeque<Updates>,
     /// What came of what was done at once.
-    came: VecDeque<Event>,
+    came: VecDeque<LogEvent>,
     told: Option<ImageReply>,
 }
 
@@ -84,86 +83,126 @@ fn there(node: &Node, other: &Other) -> Result<(), ConnectionLost> {
     node.gone(other.who, other.life).map_or(Ok(()), |why| Err(ConnectionLost(why)))
 }
 
-impl ReplicaConnection for MemberConnection {
+impl Own {
+    /// Does at once what is asked of this member's log and its image; but updates when the others have them: then all work at the same time.
+    fn begin(&mut self, node: &Node, action: Action) {
+        match action {
+            Action::Log(LogAction::Call { request, .. }) => {
+                let reply = node.log.call(&request);
+                if let (Request::Grant { epoch }, Ok(_)) = (request, &reply) {
+                    self.epoch = Some(epoch);
+                }
+                self.came.push_back(LogEvent::Reply(reply.map(Box::new)));
+            }
+            Action::Log(LogAction::Read { offset, len, .. }) => {
+                let mut bytes = vec![0; len as usize];
+                node.log.with(|store| remanence_pmem::Medium::read(store.medium(), offset, &mut bytes));
+                self.came.push_back(LogEvent::Data(bytes));
+            }
+            Action::Log(LogAction::Append { updates, .. }) => self.under_way.push_back(*updates),
+            Action::Log(LogAction::Disconnect { .. }) => {}
+            Action::Order { epoch, order, .. } => self.told = Some(node.obey(epoch, &order)),
+        }
+    }
+
+    fn poll(&mut self, node: &Node) -> Result<Option<Event>, ConnectionLost> {
+        if let Some(event) = self.came.pop_front() {
+            return Ok(Some(Event::Log(event)));
+        }
+        let Some(updates) = self.under_way.pop_front() else {
+            return Ok(self.told.take().map(Event::Image));
+        };
+        let epoch = self.epoch.ok_or_else(|| ConnectionLost("it was promised to nobody".into()))?;
+        node.log.update(epoch, &updates).map_err(|refused| ConnectionLost(refused.to_string()))?;
+        Ok(Some(Event::Log(LogEvent::Durable)))
+    }
+}
+
+impl Other {
+    fn begin(&mut self, node: &Node, action: Action) -> Result<(), ConnectionLost> {
+        match action {
+            Action::Log(LogAction::Call { request, .. }) => {
+                there(node, self)?;
+                self.under_way += 1;
+                self.connection.begin_call(&request)
+            }
+            Action::Log(LogAction::Read { offset, len, .. }) => {
+                there(node, self)?;
+                self.under_way += 1;
+                self.connection.begin_read(offset, len)
+            }
+            Action::Log(LogAction::Append { updates, plan, .. }) => {
+                self.under_way += 1;
+                self.connection.begin_append(*updates, &plan)
+            }
+            Action::Log(LogAction::Disconnect { .. }) => Ok(()),
+            Action::Order { epoch, order, .. } => {
+                there(node, self)?;
+                self.order = Some(Ordered::Waiting(emit_order(epoch, &order)));
+                self.send_order()
+            }
+        }
+    }
+
+    /// Sends the order that waits for room, if there is some.
+    fn send_order(&mut self) -> Result<(), ConnectionLost> {
+        if let Some(Ordered::Waiting(order)) = &self.order
+            && let Some(number) = self.connection.session().try_call(ORDERS, order).map_err(lost)?
+        {
+            self.order = Some(Ordered::Asked(number));
+        }
+        Ok(())
+    }
+
+    fn poll(&mut self, node: &Node) -> Result<Option<Event>, ConnectionLost> {
+        if let Some(event) = self.connection.poll()? {
+            self.under_way -= 1;
+            return Ok(Some(Event::Log(event)));
+        }
+        self.send_order()?;
+        if let Some(Ordered::Asked(number)) = self.order
+            && let Some(answer) = self.connection.session().answer(number)
+        {
+            self.order = None;
+            let told = answer.map_err(|why| lost(remanence_remote::Error::Application(why)))?;
+            let told = parse_told(&told).ok_or_else(|| ConnectionLost("its answer means nothing".into()))?;
+            return Ok(Some(Event::Image(told)));
+        }
+        if self.under_way > 0 || self.order.is_some() {
+            there(node, self)?;
+        }
+        Ok(None)
+    }
+}
+
+fn lost(error: remanence_remote::Error) -> ConnectionLost {
+    ConnectionLost(error.to_string())
+}
+
+impl Member for MemberConnection {
     fn now() -> Duration {
         SessionConnection::now()
     }
 
-    fn yield_now() {
-        SessionConnection::yield_now();
-    }
-
-    fn begin_call(&mut self, request: &Request) -> Result<(), ConnectionLost> {
+    fn begin(&mut self, action: Action) -> Result<(), ConnectionLost> {
         match &mut self.to {
             To::Own(own) => {
-                let reply = self.node.log.call(request);
-                if let (Request::Grant { epoch }, Ok(_)) = (request, &reply) {
-                    own.epoch = Some(*epoch);
+                let is_order = matches!(action, Action::Order { .. });
+                own.begin(&self.node, action);
+                if is_order {
+                    // Nothing else comes of it that would end a wait.
+                    self.waiter.reactor().waker().wake();
                 }
-                own.came.push_back(Event::Reply(reply.map(Box::new)));
                 Ok(())
             }
-            To::Other(other) => {
-                there(&self.node, other)?;
-                other.under_way += 1;
-                other.connection.begin_call(request)
-            }
-        }
-    }
-
-    fn begin_read(&mut self, offset: u64, len: u32) -> Result<(), ConnectionLost> {
-        match &mut self.to {
-            To::Own(own) => {
-                let mut bytes = vec![0; len as usize];
-                self.node.log.with(|store| remanence_pmem::Medium::read(store.medium(), offset, &mut bytes));
-                own.came.push_back(Event::Data(bytes));
-                Ok(())
-            }
-            To::Other(other) => {
-                there(&self.node, other)?;
-                other.under_way += 1;
-                other.connection.begin_read(offset, len)
-            }
-        }
-    }
-
-    fn begin_append(&mut self, updates: Updates, plan: &PlanRequest) -> Result<(), ConnectionLost> {
-        match &mut self.to {
-            // When the others have it: then all of them work at the same time.
-            To::Own(own) => {
-                own.under_way.push_back(updates);
-                Ok(())
-            }
-            To::Other(other) => {
-                other.under_way += 1;
-                other.connection.begin_append(updates, plan)
-            }
+            To::Other(other) => other.begin(&self.node, action),
         }
     }
 
     fn poll(&mut self) -> Result<Option<Event>, ConnectionLost> {
         match &mut self.to {
-            To::Own(own) => {
-                if let Some(event) = own.came.pop_front() {
-                    return Ok(Some(event));
-                }
-                let Some(updates) = own.under_way.pop_front() else { return Ok(None) };
-                let epoch = own.epoch.ok_or_else(|| ConnectionLost("it was promised to nobody".into()))?;
-                self.node
-                    .log
-                    .update(epoch, &updates)
-                    .map_err(|refused| ConnectionLost(refused.to_string()))?;
-                Ok(Some(Event::Durable))
-            }
-            To::Other(other) => {
-                let event = other.connection.poll()?;
-                match &event {
-                    Some(_) => other.under_way -= 1,
-                    None if other.under_way > 0 => there(&self.node, other)?,
-                    None => {}
-                }
-                Ok(event)
-            }
+            To::Own(own) => own.poll(&self.node),
+            To::Other(other) => other.poll(&self.node),
         }
     }
 
@@ -173,59 +212,5 @@ impl ReplicaConnection for MemberConnection {
         let limit = limit.min(self.node.interval());
         // A queue that is broken says so to each session that looks.
         let _ = self.waiter.wait(std::time::Instant::now().checked_add(limit));
-    }
-}
-
-impl Member for MemberConnection {
-    fn begin_order(&mut self, epoch: Epoch, order: &Order) -> Result<(), ConnectionLost> {
-        match &mut self.to {
-            To::Own(own) => {
-                own.told = Some(self.node.obey(epoch, order));
-                // Nothing else comes of it that would end a wait.
-                self.waiter.reactor().waker().wake();
-            }
-            To::Other(other) => {
-                there(&self.node, other)?;
-                other.order = Some(Ordered::Waiting(emit_order(epoch, order)));
-                self.poll_told()?;
-            }
-        }
-        Ok(())
-    }
-
-    fn poll_told(&mut self) -> Result<Option<ImageReply>, ConnectionLost> {
-        let other = match &mut self.to {
-            To::Own(own) => return Ok(own.told.take()),
-            To::Other(other) => other,
-        };
-        let lost = |e: remanence_remote::Error| ConnectionLost(e.to_string());
-        let session = other.connection.session();
-        match &other.order {
-            None => Ok(None),
-            Some(Ordered::Waiting(order)) => {
-                if let Some(number) = session.try_call(ORDERS, order).map_err(lost)? {
-                    other.order = Some(Ordered::Asked(number));
-                }
-                Ok(None)
-            }
-            Some(Ordered::Asked(number)) => {
-                let Some(answer) = session.answer(*number) else {
-                    there(&self.node, other)?;
-                    return Ok(None);
-                };
-                other.order = None;
-                let told = answer.map_err(|why| lost(remanence_remote::Error::Application(why)))?;
-                let told = parse_told(&told);
-                Ok(Some(told.ok_or_else(|| ConnectionLost("its answer means nothing".into()))?))
-            }
-        }
-    }
-
-    fn record_max(&self) -> usize {
-        self.node.record_max
-    }
-
-    fn image_len(&self) -> u64 {
-        self.node.image.len()
     }
 }

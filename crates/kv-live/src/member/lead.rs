@@ -21,7 +21,7 @@ use crate::{Error, Server};
 use remanence_coord::takeover::{Input, Obstacle};
 use remanence_kv::proto::Refusal;
 use remanence_kv::replica::primary::Options as GroupOptions;
-use remanence_kv::replica::{LeadError, Mirror, Primary, Rebuilding, upkeep};
+use remanence_kv::replica::{Driver, LeadError, Mirror, Rebuilding, Sizes, upkeep};
 use remanence_kv::server::{Scrubbed, Server as Core};
 
 /// Bytes of what members were found to have that are kept for whoever asks again.
@@ -174,7 +174,7 @@ impl Upkeep {
         cursor: u64,
         limit: usize,
     ) -> Result<Option<(Scrubbed, Vec<Held>)>, Refusal> {
-        self.ships.with_ship(Primary::poll).map_err(|_| Refusal::Medium)?;
+        self.ships.with_ship(Driver::poll).map_err(|_| Refusal::Medium)?;
         let what = (cursor, limit);
         let begun = self.scrubs.iter().position(|(other, _)| *other == what);
         let mut scrub =
@@ -217,7 +217,7 @@ impl Upkeep {
 
 /// Sends some of an image, if one is being sent, as long as its member answers at once. How far it is.
 fn send_some(
-    primary: &mut Primary<MemberConnection>,
+    primary: &mut Driver<MemberConnection>,
     begin: Instant,
 ) -> Result<Option<Rebuilding>, LeadError> {
     let Some(before) = primary.rebuilding() else { return Ok(None) };
@@ -358,7 +358,7 @@ fn take_over(
     node: &Arc<Node>,
     connecting: &mut Connecting<'_, '_>,
     options: &MemberOptions,
-) -> Result<Primary<MemberConnection>, Error> {
+) -> Result<Driver<MemberConnection>, Error> {
     let sentence = |error: &dyn std::fmt::Display| Error::Argument(error.to_string());
     let is_new = node.seen().is_new();
     let mut random = [0; 20];
@@ -371,10 +371,11 @@ fn take_over(
     let group = Uuid(group.try_into().expect("sixteen bytes"));
     let group_options =
         GroupOptions::new(u32::from_le_bytes(*writer), group).acks(acks).depth(DEPTH).grace(node.notice);
-    let trim_after = options.log_len(node.image.len()) / 4;
-    let (mut primary, _) =
-        Primary::lead(connecting.all_members(), node.own_name(), &group_options, trim_after)
-            .map_err(|e| sentence(&e))?;
+    let image_len = node.image.len();
+    let trim_after = options.log_len(image_len) / 4;
+    let sizes = Sizes { image_len, record_max: node.record_max, trim_after };
+    let mut primary = Driver::lead(connecting.all_members(), node.own_name(), &group_options, sizes)
+        .map_err(|e| sentence(&e))?;
     let image = node.image.clone();
     primary.set_put_right(Box::new(move |fetch| {
         // A medium that fails is found by the next order that changes the image.
@@ -388,7 +389,7 @@ fn serve(
     node: &Arc<Node>,
     connector: &MemberConnector,
     options: &MemberOptions,
-    (primary, arrivals): (Primary<MemberConnection>, &Arc<Arrivals>),
+    (primary, arrivals): (Driver<MemberConnection>, &Arc<Arrivals>),
     stop: &Stop,
     beside: impl FnOnce(),
 ) -> Result<(), Error> {

@@ -49,11 +49,11 @@ pub use remanence_coord::takeover::Role;
 use remanence_kv::format::Geometry;
 use remanence_kv::format::superblock::{FORMAT as STORE, file_options};
 use remanence_kv::replica::keeper::{self, LEDGER_LEN, emit_told, parse_order};
-use remanence_kv::replica::{Keeper, Mirror, Primary};
+use remanence_kv::replica::{Driver, Keeper, Mirror};
 pub use wire::{MemberStats, Said};
 
 /// The working medium of a primary.
-pub(super) type Ships = Mirror<Region, Primary<MemberConnection>>;
+pub(super) type Ships = Mirror<Region, Driver<MemberConnection>>;
 
 /// Services of a member: what it tells clients of itself, what members tell each other, what a primary wants of an image.
 pub(super) const MEMBERS: u16 = 5;

@@ -11,7 +11,6 @@ use remanence_remote::SessionControl;
 use remanence_remotelog::Epoch;
 use remanence_remotelog::format::root::State as LogState;
 use remanence_remotelog::format::superblock::Uuid;
-use remanence_remotelog::group::ConnectionLost;
 use remanence_remotelog::store::Store;
 use remanence_remotelog::{OwnLog, Part};
 
@@ -21,10 +20,10 @@ use crate::{Error, Metrics};
 use remanence_coord::takeover::{Action, Gone, Input, Obstacle, Own, Role, Takeover};
 use remanence_coord::watch::beat;
 use remanence_kv::replica::keeper::Ledger;
-use remanence_kv::replica::{ImageReply, Keeper, LeadError, Order};
+use remanence_kv::replica::{ImageReply, Keeper, LeadError, Order, driver};
 
-/// A connection to every member, in the members' order, as a group takes them.
-pub(super) type Connections = Vec<(String, Result<MemberConnection, ConnectionLost>)>;
+/// A connection to every member, in the members' order, as a primary takes them.
+pub(super) type Connections = driver::Connections<MemberConnection>;
 
 /// Connections to members that are there again, for a primary that does without them.
 #[derive(Debug, Default)]

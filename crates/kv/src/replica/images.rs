@@ -46,6 +46,8 @@ enum Asked {
     Rebuild,
     /// The next part of a place that is fetched.
     Fetch(ByteRange),
+    /// Something that nobody waits for any more.
+    GivenUp,
 }
 
 /// A place of the medium: where, and how many bytes.
@@ -132,11 +134,6 @@ impl Images {
         }
     }
 
-    /// How many bytes an image has.
-    pub const fn set_len(&mut self, len: u64) {
-        self.len = len;
-    }
-
     /// A member takes part, or does not. What was under way with one that does not is over: whoever comes back is asked anew how far its
     /// image is. Whether it takes part since now.
     pub fn set_present(&mut self, member: usize, takes_part: bool) -> bool {
@@ -160,9 +157,9 @@ impl Images {
         }
         if let Some(rebuild) = &self.rebuild {
             if rebuild.member == member {
-                self.rebuild = None;
+                self.end_rebuild();
             } else if member == self.own {
-                self.give_up_rebuild("its log is gone");
+                self.cannot_rebuild("its log is gone");
             }
         }
         false
@@ -246,6 +243,8 @@ impl Images {
             Some(Asked::Apply) => self.told_of_records(member, told),
             Some(Asked::Rebuild) => self.told_of_image(member, told),
             Some(Asked::Fetch(place)) => self.told_of_place(member, place, &told),
+            // It is there again: how far is its image?
+            Some(Asked::GivenUp) => self.members[member].is_to_follow = true,
             None => {}
         }
     }
@@ -279,7 +278,7 @@ impl Images {
             } else if !image.is_to_follow {
                 let why =
                     image.trouble.clone().unwrap_or_else(|| "it lacks records that were trimmed".into());
-                self.give_up_rebuild(&why);
+                self.cannot_rebuild(&why);
             }
         }
     }
@@ -291,8 +290,8 @@ impl Images {
             (Step::Read, ImageReply::Bytes(bytes)) if at == self.own && bytes.len() as u64 == len => {
                 rebuild.step = Step::Send(bytes);
             }
-            (Step::Read, ImageReply::Refused(why)) => self.give_up_rebuild(&why),
-            (Step::Read, _) => self.give_up_rebuild("its answer means nothing"),
+            (Step::Read, ImageReply::Refused(why)) => self.cannot_rebuild(&why),
+            (Step::Read, _) => self.cannot_rebuild("its answer means nothing"),
             (Step::Begin, ImageReply::Ok) => rebuild.step = Step::Read,
             (Step::Send(_), ImageReply::Ok) => {
                 rebuild.at += len;
@@ -312,13 +311,37 @@ impl Images {
                     ImageReply::Refused(why) => Some(why),
                     _ => Some("its answer means nothing".into()),
                 };
-                self.rebuild = None;
+                self.end_rebuild();
             }
         }
     }
 
-    fn give_up_rebuild(&mut self, why: &str) {
+    /// Whoever is being sent an image, if the log would be trimmed below this number but for that.
+    #[must_use]
+    pub fn receiver_holds(&self, below: u64) -> Option<usize> {
+        let rebuild = self.rebuild.as_ref()?;
+        (rebuild.from < below && self.enough_have() >= below).then_some(rebuild.member)
+    }
+
+    /// Gives the rebuilding up: whoever is being sent an image has none. It is asked how far it is when it has answered what it was asked
+    /// last, whatever it says to that.
+    pub fn give_rebuild_up(&mut self, why: &str) {
+        let Some(member) = self.rebuild.as_ref().map(|rebuild| rebuild.member) else { return };
+        self.end_rebuild();
+        let member = &mut self.members[member];
+        (member.needs_image, member.trouble) = (false, Some(why.to_owned()));
+        member.is_to_follow = member.asked.is_none();
+    }
+
+    /// Nobody is being sent an image. Answers that are still to come are none to what is asked for another one.
+    fn end_rebuild(&mut self) {
         self.rebuild = None;
+        let asked = self.members.iter_mut().filter_map(|image| image.asked.as_mut());
+        asked.filter(|asked| **asked == Asked::Rebuild).for_each(|asked| *asked = Asked::GivenUp);
+    }
+
+    fn cannot_rebuild(&mut self, why: &str) {
+        self.end_rebuild();
         self.failed = Some(why.to_owned());
     }
 
@@ -342,12 +365,17 @@ impl Images {
         }
     }
 
+    /// As many images as members acknowledge have all records below this number.
+    fn enough_have(&self) -> u64 {
+        let mut applied: Vec<u64> = self.members.iter().filter_map(|image| image.applied).collect();
+        applied.sort_unstable_by_key(|applied| std::cmp::Reverse(*applied));
+        applied.get(self.acks - 1).copied().unwrap_or(0)
+    }
+
     /// Behind this record are the images of as many members as acknowledge, and whoever is being sent one.
     #[must_use]
     pub fn trims_to(&self) -> u64 {
-        let mut applied: Vec<u64> = self.members.iter().filter_map(|image| image.applied).collect();
-        applied.sort_unstable_by_key(|applied| std::cmp::Reverse(*applied));
-        let images = applied.get(self.acks - 1).copied().unwrap_or(0);
+        let images = self.enough_have();
         self.rebuild.as_ref().map_or(images, |rebuild| rebuild.from.min(images))
     }
 
@@ -397,10 +425,10 @@ impl Images {
     pub fn begin_rebuild(&mut self, acknowledged: u64) {
         let Some(member) = self.needs_image() else { return };
         if member == self.own {
-            return self.give_up_rebuild("it lacks records that were trimmed");
+            return self.cannot_rebuild("it lacks records that were trimmed");
         }
         if !self.members[self.own].takes_part {
-            return self.give_up_rebuild("its log is gone");
+            return self.cannot_rebuild("its log is gone");
         }
         let step = if self.own_follows(acknowledged) { Step::Begin } else { Step::Follow };
         if acknowledged > self.below {
@@ -628,6 +656,28 @@ mod tests {
         assert_eq!(goes_on(&mut images, ImageReply::Refused("no".into())), Order::Begin);
         assert_eq!(images.behind().collect::<Vec<_>>(), [(2, "no")], "it is not tried again at once");
         assert_eq!((images.rebuilding(), images.needs_image(), images.take_failure()), (None, None, None));
+    }
+
+    /// Found by the simulation: a member had the end of the primary's image at its beginning.
+    #[test]
+    fn what_was_asked_for_one_rebuilding_is_no_answer_to_the_next() {
+        let mut images = three();
+        images.follow(10);
+        all_are_at(&mut images, &[0], 10);
+        (1..3).for_each(|member| images.told(member, ImageReply::NeedsImage));
+        images.begin_rebuild(10);
+        assert_eq!(orders(&mut images), [(1, Order::Begin)]);
+        images.told(1, ImageReply::Ok);
+        let read = [(0, Order::Read { at: 0, len: BLOCK as u32 })];
+        assert_eq!(orders(&mut images), read);
+        images.set_present(1, false);
+        images.begin_rebuild(10);
+        assert_eq!(orders(&mut images), [(2, Order::Begin)], "the primary's image has not answered");
+        images.told(2, ImageReply::Ok);
+        images.told(0, ImageReply::Bytes(vec![1; BLOCK]));
+        let orders = orders(&mut images);
+        assert!(orders.contains(&read[0]) || orders == [(0, Order::Apply { below: 10 })], "{orders:?}");
+        assert!(!orders.iter().any(|(member, _)| *member == 2), "nothing was read for it yet");
     }
 
     #[test]

@@ -10,8 +10,10 @@
 //! log, behind what is acknowledged, and the log is trimmed behind the images.
 //!
 //! Read in this order: [`change`] (what a record says), [`mirror`], [`keeper`] (a member's image), [`images`] (how they follow the log, when
-//! that is trimmed, how a lost member is rebuilt), [`primary`] (who takes over, and what it waits for), [`upkeep`] (what it does for the others between requests), [`takeover`](remanence_coord::takeover) and [`watch`](remanence_coord::watch) (when a
-//! member tries to become the primary), [`guard`] (why nobody reads from a primary that was replaced). Read first: `docs/erda.md`, section
+//! that is trimmed, how a lost member is rebuilt), [`primary`] (who takes over, and what is waited for), [`driver`] (who waits),
+//! [`upkeep`] (what a primary does for the others between requests), [`takeover`](remanence_coord::takeover) and
+//! [`watch`](remanence_coord::watch) (when a member tries to become the primary), [`guard`] (why nobody reads from a primary that was
+//! replaced). Read first: `docs/erda.md`, section
 //! *On several servers*, and `remanence_coord::log::group`.
 //!
 //! ARGUMENT that nothing acknowledged is lost. (1) A reply, and a word that readers believe, comes after the psync that
@@ -28,6 +30,7 @@
 //! [`Medium::psync`]: remanence_pmem::Medium::psync
 
 pub mod change;
+pub mod driver;
 pub mod guard;
 pub mod images;
 pub mod keeper;
@@ -35,8 +38,9 @@ pub mod mirror;
 pub mod primary;
 pub mod upkeep;
 
+pub use driver::{Driver, Member};
 pub use guard::{Claim, Promise, is_current, likely_primary};
 pub use keeper::{ImageReply, Keeper, Order};
 pub use mirror::{Mirror, Ship};
-pub use primary::{LeadError, Member, Primary, Rebuilding};
+pub use primary::{LeadError, Primary, Rebuilding, Sizes};
 pub use upkeep::{Returning, Returns, Upkeep};

@@ -1,48 +1,33 @@
-//! The one member that serves: it takes the log over, ships changes, trims the log behind the images, and rebuilds members
-//! that have lost theirs.
+//! The one member that serves, as a state machine: it takes the log over, ships changes, trims the log behind the images, and rebuilds
+//! members that have lost theirs.
 //!
-//! It waits for one thing only: that enough members have what was shipped ([`Ship`]), which is what a psync promises; and where the log
-//! has no room, that enough images have followed for it to be trimmed. Everything else is begun, and goes on whenever the primary is
-//! [polled](Primary::poll): [`Images`] has its rules.
+//! Nothing here waits, reads a clock or has a connection. Whoever drives it ([`Driver`](super::Driver)) connects to the members
+//! ([`Primary::connected`], [`Primary::unreachable`]), carries out what [`Primary::poll_action`] says, in that order on each connection,
+//! hands in what comes back ([`Primary::handle`]), and calls [`Primary::timeout`] when [`Primary::deadline`] has come.
+//!
+//! **What is waited for** is one thing: that enough members have what was shipped ([`Primary::is_shipped`]), which is what a psync promises;
+//! and where the log has no room, that enough images have followed for it to be trimmed. Everything else is begun, and goes on with whatever
+//! comes: [`Images`] has its rules. While what was shipped is waited for, images are given no orders, as this member carries out its own at
+//! once, and a client waits; unless room is what is waited for, which they make.
+//!
+//! **Room.** Whoever opens the log may have to copy it to a member that has none, where other ends of segments stay free. One that was full
+//! may not fit there, and where that member has to acknowledge it could then never be trimmed again: the store would stand still for ever.
+//! So half of it stays free, on as many members as acknowledge. Their images are waited for, and that of whoever is being sent one, as the log
+//! keeps what it lacks, and would be filled again and again before it has its image; but for that one only as long as it goes on: it loses what it
+//! has of its image if it leaves a part of it unanswered for longer than [`Options::grace`] while nothing else keeps the log from being
+//! trimmed. So a member that stops costs the others no more. Any other member that is slower loses its vote when its log is full.
 
-use std::fmt;
-use std::time::Duration;
+use std::collections::VecDeque;
 
-use remanence_coord::log::group::{ConnectionLost, Opened, ReplicaConnection};
-use remanence_coord::log::{Epoch, Group, GroupError};
+use remanence_coord::log::group::machine::Time;
+use remanence_coord::log::group::{Action as LogAction, Event as LogEvent, Machine, NotTaken, Opening};
+use remanence_coord::log::{Epoch, GroupError};
 
 pub use remanence_coord::log::group::Options;
 
 use super::change::Changes;
 use super::images::{Copy, Images};
 use super::keeper::{ImageReply, Order};
-use super::mirror::Ship;
-
-/// Orders that are given in one turn, if the answers come at once.
-const ORDERS_A_TURN: usize = 32;
-
-/// The connection to a member: its log, and its image.
-pub trait Member: ReplicaConnection {
-    /// Begins to have it do something with its image; what it says comes out of [`poll_told`](Self::poll_told). There is one such
-    /// order at a time. One that is given before the last one was answered takes its place, as the member has not taken part in between: what
-    /// is said to that one is of no interest any more.
-    ///
-    /// # Errors
-    /// The member is gone.
-    fn begin_order(&mut self, epoch: Epoch, order: &Order) -> Result<(), ConnectionLost>;
-
-    /// What it says to the order that was begun, when it has.
-    ///
-    /// # Errors
-    /// The member is gone.
-    fn poll_told(&mut self) -> Result<Option<ImageReply>, ConnectionLost>;
-
-    /// The longest record that its log takes, bytes.
-    fn record_max(&self) -> usize;
-
-    /// Bytes of its image.
-    fn image_len(&self) -> u64;
-}
 
 /// Why this member does not become, or stay, the primary. What was acknowledged is safe in every case.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -60,6 +45,18 @@ pub enum LeadError {
     Deposed,
 }
 
+fn no_image(why: &str) -> LeadError {
+    LeadError::NoImage(why.to_owned())
+}
+
+/// The log on these members, of which `own` is to have an image with all of it: its own log is not trimmed before that has taken what it
+/// lacks, wherever the logs of the others begin.
+fn log_of(names: &[String], own: usize, options: &Options) -> Machine {
+    let mut log = Machine::new(names.iter().cloned(), *options);
+    log.keep(Time::ZERO, own, 0);
+    log
+}
+
 /// How the rebuilding of a member goes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Rebuilding {
@@ -71,29 +68,105 @@ pub struct Rebuilding {
     pub of: u64,
 }
 
-/// What the images of members have in a place. Waits for them.
-pub type Fetch<'a> = &'a mut dyn FnMut(u64, u32) -> Vec<Vec<u8>>;
-/// Puts right what is damaged in this member's own image.
-pub type PutRight = Box<dyn FnMut(Fetch<'_>) + Send>;
+/// How large a store and its records are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Sizes {
+    /// Bytes of an image.
+    pub image_len: u64,
+    /// The longest record that the members' logs take, bytes.
+    pub record_max: usize,
+    /// How many bytes are shipped before images and log are brought up to date; a quarter of the log is fair.
+    pub trim_after: u64,
+}
+
+/// What is to be done on the connection to a member.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Action {
+    /// Something with its log, which is the server of that number.
+    Log(LogAction),
+    /// Have it do something with its image. There is one such order at a time.
+    Order {
+        /// The member's place among the names that the primary was made with.
+        member: usize,
+        /// The primary's epoch.
+        epoch: Epoch,
+        /// What it is to do.
+        order: Order,
+    },
+}
+
+impl Action {
+    /// The member's place among the names that the primary was made with.
+    #[must_use]
+    pub const fn member(&self) -> usize {
+        match self {
+            Self::Log(action) => action.server(),
+            Self::Order { member, .. } => *member,
+        }
+    }
+}
+
+/// What comes back from a member.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Event {
+    /// Something that was asked of its log, or the end of the connection.
+    Log(LogEvent),
+    /// What it says to the order for its image.
+    Image(ImageReply),
+}
+
+/// How far a primary has come.
+#[derive(Debug)]
+enum Phase {
+    /// The log is opened; again, if it was to go on with that record.
+    Opening(Opening, Option<u64>),
+    /// This member's image takes what the log has more: the records below this number.
+    TakingOver { below: u64, is_asked: bool },
+    /// It is the primary.
+    Leading,
+    /// It is none, or none any more.
+    Ended(LeadError),
+}
+
+/// What room in the log is waited for by, if more than half of some log is full.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Room {
+    /// There is some, or nobody needs it.
+    Fair,
+    /// All records below this number are to be acknowledged.
+    Acknowledged(u64),
+    /// As many images as acknowledge are to have them.
+    Followed(u64),
+    /// The images are too few: this member's own is to have them, before it is put right.
+    Own(u64),
+    /// It is being put right.
+    PutRight(u64),
+    /// Enough logs are to have given them up.
+    Trimmed,
+}
 
 /// The primary's half of replication.
-pub struct Primary<C> {
-    /// `None`: it is the primary no more.
-    group: Option<Group<C>>,
-    /// All members, in the order in which the group has them.
-    names: Vec<String>,
-    own: usize,
+#[derive(Debug)]
+pub struct Primary {
+    log: Machine,
     options: Options,
+    sizes: Sizes,
+    own: usize,
+    /// The latest time that was said.
+    now: Time,
+    phase: Phase,
     epoch: Epoch,
     images: Images,
-    put_right: Option<PutRight>,
-    record_max: usize,
-    image_len: u64,
+    /// Since when the order of each member is under way, on the connection that there is.
+    ordered: Vec<Option<Time>>,
     /// The log is to be trimmed as the images follow.
     trim: bool,
-    /// Bytes that were shipped since the images were asked to follow, and after how many they are.
+    /// Something was shipped and is not acknowledged, and what of it was not appended yet.
+    is_shipping: bool,
+    records: VecDeque<Vec<u8>>,
+    room: Room,
+    /// Bytes that were shipped since the images were asked to follow.
     shipped: u64,
-    trim_after: u64,
     /// Records below this number were trimmed.
     trimmed: u64,
     /// From which record on each member's log was told to keep what its image has still to take.
@@ -102,132 +175,421 @@ pub struct Primary<C> {
     since_room: Option<u64>,
 }
 
-impl<C> fmt::Debug for Primary<C> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let own = &self.names[self.own];
-        f.debug_struct("Primary").field("own", own).field("epoch", &self.epoch).finish_non_exhaustive()
-    }
-}
-
-impl<C: Member> Primary<C> {
-    /// Takes the log over. On return nobody else can ship, and the image of `own` has all that was ever acknowledged: copy
-    /// it to a working medium, put a [`Mirror`](super::Mirror) over that, and open the store.
-    ///
-    /// `trim_after` is how many bytes are shipped before images and log are brought up to date; a quarter of the log is
-    /// fair. The other images are asked how far they are when the primary is [polled](Self::poll).
+impl Primary {
+    /// Of a store on these members, to all of which somebody tries to connect; this one is called `own`. It takes the log over: when it
+    /// [leads](Self::is_leading) nobody else can ship, and its image has all that was ever acknowledged: copy it to a working medium, put
+    /// a [`Mirror`](super::Mirror) over that, and open the store.
     ///
     /// # Errors
-    /// Too few members, a faster one, or no image here.
-    pub fn lead(
-        members: Vec<(String, Result<C, ConnectionLost>)>,
-        own: &str,
-        options: &Options,
-        trim_after: u64,
-    ) -> Result<(Self, Opened), LeadError> {
-        let names: Vec<String> = members.iter().map(|(name, _)| name.clone()).collect();
-        let no_image = |why: &str| LeadError::NoImage(why.to_owned());
+    /// It is no member.
+    pub fn new(names: &[String], own: &str, options: &Options, sizes: Sizes) -> Result<Self, LeadError> {
         let own = names.iter().position(|name| name == own).ok_or_else(|| no_image("it is no member"))?;
-        let (group, opened) = Group::open(members, options)?;
-        let mut this = Self {
-            epoch: group.epoch(),
-            images: Images::new(names.len(), own, group.quorum().0, 0),
-            group: Some(group),
-            names,
-            own,
+        Ok(Self {
+            log: log_of(names, own, options),
             options: *options,
-            put_right: None,
-            record_max: 0,
-            image_len: 0,
+            sizes,
+            own,
+            now: Time::ZERO,
+            phase: Phase::Opening(Opening::new(options.grace), None),
+            epoch: Epoch::NONE,
+            // How many acknowledge is known when the log is open.
+            images: Images::new(names.len(), own, names.len(), sizes.image_len),
+            ordered: vec![None; names.len()],
             trim: false,
+            is_shipping: false,
+            records: VecDeque::new(),
+            room: Room::Fair,
             shipped: 0,
-            trim_after,
             trimmed: 0,
             kept: Vec::new(),
             since_room: None,
-        };
-        this.measure();
-        this.take_own_over()?;
-        Ok((this, opened))
+        })
     }
 
-    /// Waits until this member's image has all that the log has, and no more.
-    fn take_own_over(&mut self) -> Result<(), LeadError> {
-        let epoch = self.epoch;
-        let group = self.group.as_mut().ok_or(LeadError::Deposed)?;
-        let (own, below) = (self.own, group.next());
-        let no_image = |why: String| LeadError::NoImage(why);
-        let lost = |e: ConnectionLost| LeadError::NoImage(e.to_string());
-        loop {
-            let gone = || LeadError::NoImage("its log is gone".into());
-            group
-                .connection(own)
-                .ok_or_else(gone)?
-                .begin_order(epoch, &Order::Apply { below })
-                .map_err(lost)?;
-            let told = loop {
-                match group.connection(own).ok_or_else(gone)?.poll_told().map_err(lost)? {
-                    Some(told) => break told,
-                    None => group.pause()?,
+    /// There is a connection to a member, a first one or a new one: it is taken in, in the same epoch, while others are served.
+    pub fn connected(&mut self, now: Time, member: usize) {
+        self.forget(member);
+        self.log.connected(now, member);
+        self.advance(now);
+    }
+
+    /// There is none, and whoever tried has given up for now. A sentence.
+    pub fn unreachable(&mut self, now: Time, member: usize, why: &str) {
+        self.forget(member);
+        self.log.unreachable(now, member, why);
+        self.advance(now);
+    }
+
+    /// What was asked on the connection to a member is answered by nobody.
+    fn forget(&mut self, member: usize) {
+        self.ordered[member] = None;
+        self.images.set_present(member, false);
+    }
+
+    /// Something has come back from a member.
+    pub fn handle(&mut self, now: Time, member: usize, event: Event) {
+        match event {
+            Event::Log(event) => {
+                if matches!(event, LogEvent::Lost(_)) {
+                    self.forget(member);
                 }
-            };
-            return match told {
-                ImageReply::Applied(applied) if applied < below => continue,
-                ImageReply::Applied(applied) if applied == below => Ok(()),
-                ImageReply::Applied(_) => Err(no_image("it is ahead of the log".into())),
-                ImageReply::NeedsImage => Err(no_image("records that it lacks were trimmed".into())),
-                ImageReply::Refused(why) => Err(no_image(why)),
-                ImageReply::Bytes(_) | ImageReply::Ok => Err(no_image("it says what means nothing".into())),
-            };
+                self.log.handle(now, member, event);
+            }
+            Event::Image(reply) => {
+                if self.ordered[member].take().is_none() {
+                    return;
+                }
+                match self.phase {
+                    Phase::TakingOver { below, .. } if member == self.own => self.own_says(below, &reply),
+                    _ => self.images.told(member, reply),
+                }
+            }
+        }
+        self.advance(now);
+    }
+
+    /// When [`timeout`](Self::timeout) is to be called at the latest.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Time> {
+        let own = match &self.phase {
+            Phase::Opening(opening, _) => opening.deadline(),
+            Phase::Leading => self.held_up_until(),
+            Phase::TakingOver { .. } => None,
+            Phase::Ended(_) => return None,
+        };
+        self.log.deadline().into_iter().chain(own).min()
+    }
+
+    /// Does what is due.
+    pub fn timeout(&mut self, now: Time) {
+        if !matches!(self.phase, Phase::Ended(_)) {
+            self.log.timeout(now);
+            self.advance(now);
         }
     }
 
-    fn measure(&mut self) {
-        let Some(group) = &mut self.group else { return };
-        let (mut record, mut image) = (usize::MAX, u64::MAX);
-        for (_, member) in group.connections() {
-            record = record.min(member.record_max());
-            image = image.min(member.image_len());
+    /// What is to be done next.
+    pub fn poll_action(&mut self) -> Option<Action> {
+        if let Some(action) = self.log.poll_action() {
+            return Some(Action::Log(action));
         }
+        let (member, order) = match self.phase {
+            Phase::TakingOver { below, is_asked: false } => {
+                self.phase = Phase::TakingOver { below, is_asked: true };
+                (self.own, Order::Apply { below })
+            }
+            Phase::Leading if !self.is_shipping || self.wants_room() => self.images.poll_order()?,
+            Phase::Leading | Phase::Opening(..) | Phase::TakingOver { .. } | Phase::Ended(_) => return None,
+        };
+        self.ordered[member] = Some(self.now);
+        Some(Action::Order { member, epoch: self.epoch, order })
+    }
+
+    /// Goes on as far as what has come allows.
+    fn advance(&mut self, now: Time) {
+        self.now = now;
+        match &mut self.phase {
+            Phase::Opening(opening, next) => match opening.is_over(now, &self.log) {
+                Ok(true) => {
+                    let next = *next;
+                    self.has_opened(next);
+                }
+                Ok(false) => {}
+                Err(error) => self.end(error.into()),
+            },
+            Phase::TakingOver { .. } if !self.log.takes_part(self.own) => {
+                self.end(no_image("its log is gone"));
+            }
+            Phase::Leading => {
+                self.look_at_images();
+                self.ship_on();
+            }
+            Phase::TakingOver { .. } | Phase::Ended(_) => {}
+        }
+    }
+
+    fn has_opened(&mut self, next: Option<u64>) {
+        // Whoever was the primary in between has shipped a record before anything else, and it would be there, or was never acknowledged,
+        // and that primary is shut out now. Where it is there, clients are not to take this one for the primary of the new epoch.
+        if next.is_some_and(|next| self.log.next() != next) {
+            return self.end(LeadError::Deposed);
+        }
+        self.epoch = self.log.epoch();
+        let members = self.ordered.len();
         // Whoever has not said yet how far its image is may need all that its log has.
-        group.keep_all(0);
-        self.kept = vec![0; self.names.len()];
-        (self.record_max, self.image_len) = (record, image);
-        self.images.set_len(image);
-    }
-
-    /// Takes members in that came back, by opening the log again: these connections in place of the old ones, all of them, in the order
-    /// of the first ones. What was shipped was acknowledged, so nothing is under way.
-    ///
-    /// # Errors
-    /// It is the primary no more.
-    pub fn reopen(&mut self, members: Vec<(String, Result<C, ConnectionLost>)>) -> Result<Opened, LeadError> {
-        let next = self.group.take().map(|group| group.next()).ok_or(LeadError::Deposed)?;
-        let (group, opened) = Group::open(members, &self.options)?;
-        // Whoever was the primary in between has shipped a record before anything else, and it would be there, or was
-        // never acknowledged, and that primary is shut out now.
-        if group.next() != next {
-            return Err(LeadError::Deposed);
-        }
-        self.epoch = group.epoch();
-        self.group = Some(group);
-        self.images.begin_anew();
+        (0..members).for_each(|n| self.log.keep(self.now, n, 0));
+        self.kept = vec![0; members];
         self.trimmed = 0;
-        self.measure();
-        Ok(opened)
+        self.phase = match next {
+            None => {
+                let acks = self.log.quorum().0;
+                self.images = Images::new(members, self.own, acks, self.sizes.image_len);
+                Phase::TakingOver { below: self.log.next(), is_asked: false }
+            }
+            Some(_) => Phase::Leading,
+        };
+        self.advance(self.now);
     }
 
-    /// There is a connection again to a member that was lost, or none still: it is taken in, in the same epoch, while others are served.
+    /// This member's image is to have all that the log has, and no more.
+    fn own_says(&mut self, below: u64, reply: &ImageReply) {
+        match reply {
+            ImageReply::Applied(applied) if *applied < below => {
+                self.phase = Phase::TakingOver { below, is_asked: false };
+            }
+            ImageReply::Applied(applied) if *applied == below => self.phase = Phase::Leading,
+            ImageReply::Applied(_) => self.end(no_image("it is ahead of the log")),
+            ImageReply::NeedsImage => self.end(no_image("records that it lacks were trimmed")),
+            ImageReply::Refused(why) => self.end(no_image(why)),
+            ImageReply::Bytes(_) | ImageReply::Ok => self.end(no_image("it says what means nothing")),
+        }
+    }
+
+    /// It is the primary no more.
+    pub(super) fn end(&mut self, error: LeadError) {
+        self.records.clear();
+        self.phase = Phase::Ended(error);
+    }
+
+    /// Whether it is the primary, or may become it still.
     ///
     /// # Errors
-    /// It is the primary no more.
-    pub fn reconnect(&mut self, name: &str, connection: Result<C, ConnectionLost>) -> Result<(), LeadError> {
-        let group = self.group.as_mut().ok_or(LeadError::Deposed)?;
-        if let Some(member) = self.names.iter().position(|other| other == name) {
-            // What was asked on the connection before is answered by nobody.
-            self.images.set_present(member, false);
-            group.reconnect(name, connection);
+    /// It is the primary no more; or its own image cannot be sent, which is said once.
+    pub fn check(&mut self) -> Result<(), LeadError> {
+        if let Phase::Ended(error) = &self.phase {
+            return Err(error.clone());
+        }
+        if let Some(error) = self.log.failed() {
+            return Err(error.clone().into());
+        }
+        if let Some(why) = self.images.take_failure() {
+            return Err(LeadError::NoImage(why));
+        }
+        if !self.records.is_empty() || self.log.acknowledged() < self.log.next() {
+            self.log.enough()?;
         }
         Ok(())
+    }
+
+    /// Opens the log again, to take members in that have promised it to somebody else: all of them are to be connected to again. What was
+    /// shipped was acknowledged, so nothing is under way.
+    ///
+    /// # Errors
+    /// It is the primary no more.
+    pub fn reopen(&mut self) -> Result<(), LeadError> {
+        if let Phase::Ended(error) = &self.phase {
+            return Err(error.clone());
+        }
+        let names: Vec<String> = (0..self.ordered.len()).map(|n| self.log.name(n).to_owned()).collect();
+        self.ordered.fill(None);
+        self.images.begin_anew();
+        self.phase = Phase::Opening(Opening::new(self.options.grace), Some(self.log.next()));
+        self.log = log_of(&names, self.own, &self.options);
+        Ok(())
+    }
+
+    /// Whether it has become the primary.
+    #[must_use]
+    pub const fn is_leading(&self) -> bool {
+        matches!(self.phase, Phase::Leading)
+    }
+
+    /// Begins to ship changes, behind all that were shipped before.
+    ///
+    /// # Errors
+    /// It is the primary no more.
+    pub fn ship(&mut self, now: Time, changes: &Changes) -> Result<(), LeadError> {
+        self.check()?;
+        self.records.extend(changes.records(self.sizes.record_max));
+        self.is_shipping = true;
+        self.advance(now);
+        Ok(())
+    }
+
+    /// Whether all that was shipped is acknowledged.
+    #[must_use]
+    pub const fn is_shipped(&self) -> bool {
+        !self.is_shipping
+    }
+
+    /// Appends what is to be shipped, as far as there is room.
+    fn ship_on(&mut self) {
+        while !self.records.is_empty() && self.has_room() {
+            let Some(record) = self.records.front() else { break };
+            let bytes = record.len() as u64;
+            match self.log.append_batch(self.now, &[record]) {
+                Ok(_) => {
+                    self.records.pop_front();
+                    self.shipped += bytes;
+                    self.since_room = self.since_room.map(|since| since + bytes);
+                }
+                Err(NotTaken::NotYet) => return,
+                Err(NotTaken::Refused(error)) => return self.end(error.into()),
+            }
+        }
+        let is_acknowledged = self.records.is_empty() && self.log.acknowledged() == self.log.next();
+        if self.is_shipping && is_acknowledged && self.is_leading() {
+            self.is_shipping = false;
+            if self.shipped >= self.sizes.trim_after {
+                // The images follow while clients go on.
+                self.begin_trim();
+            }
+        }
+    }
+
+    /// Whether the next record may be appended; else goes on with what makes room for it.
+    fn has_room(&mut self) -> bool {
+        loop {
+            let next = match self.room {
+                Room::Fair => {
+                    let lately = self.since_room.is_some_and(|shipped| shipped < self.sizes.trim_after / 8);
+                    if lately || !self.log.is_half_full() {
+                        return true;
+                    }
+                    Room::Acknowledged(self.log.next())
+                }
+                Room::Acknowledged(below) if self.log.acknowledged() < below => return false,
+                Room::Acknowledged(below) => {
+                    self.begin_trim();
+                    Room::Followed(below)
+                }
+                Room::Followed(below) if self.images.trims_to() >= below => Room::Trimmed,
+                Room::Followed(below) if self.is_short_of_images() => {
+                    if self.images.needs_image().is_none() {
+                        return self.has_waited_for_room();
+                    }
+                    // Now they cannot wait any more. Nothing may be applied to the image while it is looked at: all that is acknowledged is
+                    // in it then, and nothing more comes meanwhile.
+                    Room::Own(below)
+                }
+                Room::Followed(_) => {
+                    let Some(until) = self.held_up_until() else { return false };
+                    if self.now < until {
+                        return false;
+                    }
+                    self.images
+                        .give_rebuild_up("it has not taken its image in time, and the log had no room");
+                    self.trim_behind();
+                    continue;
+                }
+                Room::Own(below) if self.images.own_has_followed(below) => Room::PutRight(below),
+                Room::Own(_) | Room::PutRight(_) => return false,
+                Room::Trimmed if self.log.trimmed(self.trimmed) < self.log.quorum().0 => return false,
+                Room::Trimmed => return self.has_waited_for_room(),
+            };
+            self.room = next;
+        }
+    }
+
+    /// There is room, or what there is has to do.
+    fn has_waited_for_room(&mut self) -> bool {
+        self.room = Room::Fair;
+        self.since_room = self.log.is_half_full().then_some(0);
+        true
+    }
+
+    /// The images that follow are too few for the log to be trimmed, and nobody is being sent one.
+    fn is_short_of_images(&self) -> bool {
+        self.images.can_follow() < self.log.quorum().0 && self.images.rebuilding().is_none()
+    }
+
+    /// Whether what is shipped waits for images.
+    const fn wants_room(&self) -> bool {
+        !matches!(self.room, Room::Fair | Room::Acknowledged(_))
+    }
+
+    /// Until when a member may leave the part that it was sent last of an image unanswered, where room is waited for, and its image alone
+    /// keeps the log from being trimmed.
+    fn held_up_until(&self) -> Option<Time> {
+        let Room::Followed(below) = self.room else { return None };
+        let member = self.images.receiver_holds(below)?;
+        self.ordered[member]?.checked_add(self.options.grace)
+    }
+
+    /// Whether this member's image is to be put right now, as it will be sent at once, unchecked: say so when
+    /// [it is](Self::image_is_right). The store is in the middle of a change, and cannot be asked.
+    #[must_use]
+    pub const fn wants_image_right(&self) -> bool {
+        matches!((&self.phase, self.room), (Phase::Leading, Room::PutRight(_)))
+    }
+
+    /// This member's image was put right, as far as that can be done: it is sent.
+    pub fn image_is_right(&mut self, now: Time) {
+        if let Room::PutRight(below) = self.room {
+            self.images.begin_rebuild(self.log.acknowledged());
+            self.room = Room::Followed(below);
+            self.advance(now);
+        }
+    }
+
+    /// Sees which members take part, has their logs keep what their images have still to take, and the log trimmed behind these.
+    fn look_at_images(&mut self) {
+        for n in 0..self.ordered.len() {
+            // Who has been away, with an order under way that nobody waits for any more, is there when it has answered.
+            let is_answering = self.ordered[n].is_some() && !self.images.is_asked(n);
+            if self.images.set_present(n, self.log.takes_part(n) && !is_answering) {
+                // Whoever comes has perhaps missed what nobody else has been asked for yet.
+                self.images.follow(self.log.acknowledged());
+            }
+        }
+        for (n, kept) in self.kept.iter_mut().enumerate() {
+            if *kept != self.images.keeps(n) {
+                *kept = self.images.keeps(n);
+                self.log.keep(self.now, n, *kept);
+            }
+        }
+        self.trim_behind();
+    }
+
+    fn trim_behind(&mut self) {
+        if !self.trim {
+            return;
+        }
+        let below = self.images.trims_to();
+        if below > self.trimmed {
+            if let Err(error) = self.log.trim(self.now, below) {
+                return self.end(error.into());
+            }
+            self.trimmed = below;
+        }
+        self.trim = self.images.is_busy() || self.wants_room();
+    }
+
+    fn begin_trim(&mut self) {
+        (self.shipped, self.trim) = (0, true);
+        self.images.follow(self.log.acknowledged());
+        self.trim_behind();
+    }
+
+    /// Asks the images to follow. The log keeps its records: a member that was away needs no image as long as the others' logs have what it
+    /// lacks.
+    pub fn follow(&mut self, now: Time) {
+        self.images.follow(self.log.acknowledged());
+        self.advance(now);
+    }
+
+    /// As [`follow`](Self::follow), and has the log trimmed behind them.
+    pub fn trim(&mut self, now: Time) {
+        self.begin_trim();
+        self.advance(now);
+    }
+
+    /// Whether the log is being trimmed as the images follow: they are given orders between any two changes then, so that there is room.
+    #[must_use]
+    pub const fn is_trimming(&self) -> bool {
+        self.trim
+    }
+
+    /// Begins to send this member's image to whoever [needs one](Self::needs_image), while the store is served.
+    pub fn begin_rebuild(&mut self, now: Time) {
+        self.images.begin_rebuild(self.log.acknowledged());
+        self.advance(now);
+    }
+
+    /// The name of a member.
+    #[must_use]
+    pub fn name(&self, member: usize) -> &str {
+        self.log.name(member)
     }
 
     /// The epoch under which this primary has the log; a higher one after each [`reopen`](Self::reopen).
@@ -239,25 +601,23 @@ impl<C: Member> Primary<C> {
     /// Members that do without, and why.
     #[must_use]
     pub fn lost(&self) -> Vec<(String, String)> {
-        self.group.as_ref().map(Group::lost).unwrap_or_default()
+        self.log.lost()
     }
 
     /// Members to which there is a connection, and which do not take part yet: they get what they have missed.
     #[must_use]
     pub fn joining(&self) -> Vec<String> {
-        let Some(group) = &self.group else { return Vec::new() };
-        let lost = group.lost();
-        let joins = |n: &usize| {
-            !group.machine().takes_part(*n) && lost.iter().all(|(name, _)| *name != self.names[*n])
-        };
-        (0..self.names.len()).filter(joins).map(|n| self.names[n].clone()).collect()
+        let lost = self.log.lost();
+        let joins =
+            |n: &usize| !self.log.takes_part(*n) && lost.iter().all(|(name, _)| name != self.name(*n));
+        (0..self.ordered.len()).filter(joins).map(|n| self.name(n).to_owned()).collect()
     }
 
     /// Members that are there and whose images do not follow, and why. Their logs have what was acknowledged; the log is trimmed
     /// only behind the images of enough others.
     #[must_use]
     pub fn behind(&self) -> Vec<(String, String)> {
-        self.images.behind().map(|(member, why)| (self.names[member].clone(), why.to_owned())).collect()
+        self.images.behind().map(|(member, why)| (self.name(member).to_owned(), why.to_owned())).collect()
     }
 
     /// Records that were trimmed so far.
@@ -266,108 +626,16 @@ impl<C: Member> Primary<C> {
         self.trimmed
     }
 
-    /// Goes on with whatever was begun: members are taken in, copy what they have missed, follow, are sent an image. Does not wait.
-    ///
-    /// # Errors
-    /// It is the primary no more, or its own image cannot be sent.
-    pub fn poll(&mut self) -> Result<(), LeadError> {
-        self.group.as_mut().ok_or(LeadError::Deposed)?.poll()?;
-        self.settle()
-    }
-
-    /// Takes what members say, and gives them their next orders.
-    fn settle(&mut self) -> Result<(), LeadError> {
-        let epoch = self.epoch;
-        let (group, images) = (self.group.as_mut().ok_or(LeadError::Deposed)?, &mut self.images);
-        for n in 0..self.names.len() {
-            if images.set_present(n, group.connection(n).is_some()) {
-                // Whoever comes has perhaps missed what nobody else has been asked for yet.
-                images.follow(group.acknowledged());
-            }
-        }
-        let mut left = ORDERS_A_TURN;
-        while left > 0 {
-            let mut any = false;
-            for n in 0..self.names.len() {
-                if !images.is_asked(n) {
-                    continue;
-                }
-                let told = group.connection(n).map_or(Ok(None), Member::poll_told);
-                match told {
-                    Ok(None) => continue,
-                    Ok(Some(told)) => images.told(n, told),
-                    Err(why) => {
-                        images.set_present(n, false);
-                        group.lose(n, why);
-                    }
-                }
-                any = true;
-            }
-            while let Some((n, order)) = images.poll_order() {
-                any = true;
-                // This member carries out at once what it is told: of records a bounded part, and then clients come first.
-                let own_records = n == self.own && matches!(order, Order::Apply { .. });
-                left = left.saturating_sub(if own_records { ORDERS_A_TURN } else { 1 });
-                if let Some(member) = group.connection(n)
-                    && let Err(why) = member.begin_order(epoch, &order)
-                {
-                    images.set_present(n, false);
-                    group.lose(n, why);
-                }
-            }
-            if !any {
-                break;
-            }
-        }
-        // A member's log keeps what its image has still to take, if it takes anything.
-        for (n, kept) in self.kept.iter_mut().enumerate() {
-            if *kept != images.keeps(n) {
-                *kept = images.keeps(n);
-                group.keep(n, *kept);
-            }
-        }
-        if let Some(why) = images.take_failure() {
-            return Err(LeadError::NoImage(why));
-        }
-        let below = images.trims_to();
-        if self.trim && below > self.trimmed {
-            group.begin_trim(below)?;
-            self.trimmed = below;
-        }
-        self.trim &= images.is_busy();
-        Ok(())
-    }
-
-    /// Asks the images to follow, and does not wait. The log keeps its records: a member that was away needs no image as long as the
-    /// others' logs have what it lacks.
-    ///
-    /// # Errors
-    /// It is the primary no more.
-    pub fn follow(&mut self) -> Result<(), LeadError> {
-        let group = self.group.as_ref().ok_or(LeadError::Deposed)?;
-        self.images.follow(group.acknowledged());
-        self.settle()
-    }
-
-    /// As [`follow`](Self::follow), and has the log trimmed behind them.
-    ///
-    /// # Errors
-    /// It is the primary no more.
-    pub fn trim(&mut self) -> Result<(), LeadError> {
-        (self.shipped, self.trim) = (0, true);
-        self.follow()
-    }
-
     /// Whether the images were asked to have all that is acknowledged.
     #[must_use]
-    pub fn is_followed(&self) -> bool {
+    pub const fn is_followed(&self) -> bool {
         self.images.asked_to() >= self.acknowledged()
     }
 
     /// The number of the first record that is not acknowledged.
     #[must_use]
-    pub fn acknowledged(&self) -> u64 {
-        self.group.as_ref().map_or(0, Group::acknowledged)
+    pub const fn acknowledged(&self) -> u64 {
+        self.log.acknowledged()
     }
 
     /// Whether this member's own image has all the records below this number, or says that it does not follow.
@@ -385,170 +653,46 @@ impl<C: Member> Primary<C> {
     /// How many members there is a connection to, and how many take part.
     #[must_use]
     pub fn present(&self) -> (usize, usize) {
-        self.group.as_ref().map_or((0, 0), Group::present)
+        if matches!(self.phase, Phase::Ended(_)) { (0, 0) } else { self.log.present() }
     }
 
-    /// Whether something is expected of a connection for which nobody waits, so that the primary is to be [polled](Self::poll) when
-    /// it comes: of a member that is taken in, or of an image. What else is under way is looked for by whatever is shipped next.
+    /// Whether something is expected of a connection for which nobody waits, so that the primary is to be polled when it comes: of a member
+    /// that is taken in, or of an image. What else is under way is looked for by whatever is shipped next.
     #[must_use]
     pub fn expects(&self) -> bool {
         let (connected, part) = self.present();
         connected > part || self.images.is_busy()
     }
 
-    /// How long nothing is due, if nothing comes. What is due is done when the primary is [polled](Self::poll).
-    #[must_use]
-    pub fn rests(&self) -> Duration {
-        self.group.as_ref().map_or(Duration::MAX, Group::rests)
-    }
-
-    /// Has this called before an image is sent because the log has no room without, whatever was checked by then.
-    pub fn set_put_right(&mut self, put_right: PutRight) {
-        self.put_right = Some(put_right);
-    }
-
     /// Who is to be rebuilt next, unless somebody is being rebuilt: its image is still what it was. Whoever can tell sound values
     /// from damaged ones puts this member's image right before it is sent.
     #[must_use]
     pub fn needs_image(&self) -> Option<&str> {
-        self.images.needs_image().map(|member| &self.names[member][..])
-    }
-
-    /// Begins to send this member's image to whoever [needs one](Self::needs_image), while the store is served.
-    ///
-    /// # Errors
-    /// It is the primary no more, or this member's own image cannot be read.
-    pub fn begin_rebuild(&mut self) -> Result<(), LeadError> {
-        let group = self.group.as_ref().ok_or(LeadError::Deposed)?;
-        self.images.begin_rebuild(group.acknowledged());
-        self.settle()
+        self.images.needs_image().map(|member| self.name(member))
     }
 
     /// Who is being sent an image, and how far that is.
     #[must_use]
     pub fn rebuilding(&self) -> Option<Rebuilding> {
         let (member, sent) = self.images.rebuilding()?;
-        Some(Rebuilding { name: self.names[member].clone(), sent, of: self.image_len })
+        Some(Rebuilding { name: self.name(member).to_owned(), sent, of: self.sizes.image_len })
     }
 
     /// A member that was sent all of an image since this was asked last.
     pub fn take_rebuilt(&mut self) -> Option<&str> {
-        self.images.take_rebuilt().map(|member| &self.names[member][..])
+        self.images.take_rebuilt().map(|member| self.log.name(member))
     }
 
     /// What the images of all members that answer have there, this one's included: each as it was at its last record, after all
     /// were asked to follow. For a value that is damaged here, whose checksum says which of them is sound. `None`: they are being
     /// asked, so ask again after a while.
     pub fn copies(&mut self, at: u64, len: u32) -> Option<Vec<Copy>> {
-        let acknowledged = self.acknowledged();
-        let fetched = self.images.fetch(at, len, acknowledged);
-        if fetched.is_none() && self.settle().is_err() {
-            return Some(Vec::new());
-        }
-        fetched
+        self.images.fetch(at, len, self.log.acknowledged())
     }
 
     /// How often a member has begun to take part: what [`copies`](Self::copies) had before may lack one.
     #[must_use]
     pub const fn joined(&self) -> u64 {
         self.images.joined()
-    }
-
-    fn append(&mut self, record: &[u8]) -> Result<(), LeadError> {
-        self.leave_room()?;
-        let group = self.group.as_mut().ok_or(LeadError::Deposed)?;
-        Ok(group.begin_append(record).map(drop)?)
-    }
-
-    /// Whoever opens the log may have to copy it to a member that has none, where other ends of segments stay free. One that
-    /// was full may not fit there, and where that member has to acknowledge it could then never be trimmed again: the store
-    /// would stand still for ever. So half of it stays free, on as many members as acknowledge. Waits for their images, and for that of
-    /// whoever is being sent one, as the log keeps what it lacks. Any other member that is slower loses its vote when its log is full.
-    fn leave_room(&mut self) -> Result<(), LeadError> {
-        let group = self.group.as_mut().ok_or(LeadError::Deposed)?;
-        let lately = self.since_room.is_some_and(|shipped| shipped < self.trim_after / 8);
-        if lately || !group.is_half_full() {
-            return Ok(());
-        }
-        let below = group.next();
-        group.wait(below)?;
-        self.trim()?;
-        let acks = group_of(&mut self.group)?.quorum().0;
-        let mut follow = true;
-        while follow && self.images.trims_to() < below {
-            if self.images.can_follow() < acks && self.images.rebuilding().is_none() {
-                // Too few images for the log to be trimmed: now they cannot wait any more.
-                if self.images.needs_image().is_some() {
-                    self.send_at_once(below)?;
-                } else {
-                    follow = false;
-                }
-            }
-            group_of(&mut self.group)?.pause()?;
-            self.settle()?;
-        }
-        while follow && group_of(&mut self.group)?.machine().trimmed(self.trimmed) < acks {
-            group_of(&mut self.group)?.pause()?;
-        }
-        self.since_room = group_of(&mut self.group)?.is_half_full().then_some(0);
-        Ok(())
-    }
-
-    /// Puts this member's image right as far as that can be done without the store, which is in the middle of a change, and begins to send
-    /// it.
-    fn send_at_once(&mut self, below: u64) -> Result<(), LeadError> {
-        // Nothing may be applied to it while it is looked at: all that is acknowledged is in it then, and nothing more comes meanwhile.
-        while !self.images.own_has_followed(below) {
-            group_of(&mut self.group)?.pause()?;
-            self.settle()?;
-        }
-        if let Some(mut put_right) = self.put_right.take() {
-            put_right(&mut |at, len| self.wait_for_copies(at, len));
-            self.put_right = Some(put_right);
-        }
-        self.begin_rebuild()
-    }
-
-    fn wait_for_copies(&mut self, at: u64, len: u32) -> Vec<Vec<u8>> {
-        loop {
-            if let Some(copies) = self.copies(at, len) {
-                return copies.into_iter().map(|copy| copy.bytes).collect();
-            }
-            let Some(group) = &mut self.group else { return Vec::new() };
-            if group.pause().is_err() {
-                return Vec::new();
-            }
-        }
-    }
-
-    fn ship_all(&mut self, changes: &Changes) -> Result<(), LeadError> {
-        for record in changes.records(self.record_max) {
-            self.shipped += record.len() as u64;
-            self.since_room = self.since_room.map(|bytes| bytes + record.len() as u64);
-            self.append(&record)?;
-        }
-        let group = group_of(&mut self.group)?;
-        let next = group.next();
-        group.wait(next)?;
-        if self.shipped >= self.trim_after {
-            // The images follow while clients go on.
-            self.trim()?;
-        } else if self.trim {
-            self.settle()?;
-        }
-        Ok(())
-    }
-}
-
-fn group_of<C>(group: &mut Option<Group<C>>) -> Result<&mut Group<C>, LeadError> {
-    group.as_mut().ok_or(LeadError::Deposed)
-}
-
-impl<C: Member> Ship for Primary<C> {
-    fn ship(&mut self, changes: &Changes) -> Result<(), String> {
-        self.ship_all(changes).map_err(|error| {
-            self.group = None;
-            error.to_string()
-        })
     }
 }

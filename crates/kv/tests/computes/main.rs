@@ -14,6 +14,7 @@ mod lease;
 mod mux;
 mod oracle;
 mod peek;
+mod primary;
 mod rules;
 mod sim;
 mod store;

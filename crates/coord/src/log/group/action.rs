@@ -45,7 +45,9 @@ pub enum Action {
 }
 
 impl Action {
-    pub(super) const fn server(&self) -> usize {
+    /// The server's place among the names that the machine was made with.
+    #[must_use]
+    pub const fn server(&self) -> usize {
         match *self {
             Self::Call { server, .. }
             | Self::Read { server, .. }

@@ -345,6 +345,13 @@ impl Machine {
         self.servers[server].takes_part()
     }
 
+    /// How many servers there is a connection to, and how many take part.
+    #[must_use]
+    pub fn present(&self) -> (usize, usize) {
+        let count = |counts: fn(&Server) -> bool| self.servers.iter().filter(|server| counts(server)).count();
+        (count(Server::is_up), count(Server::takes_part))
+    }
+
     /// What a server said last of its log, whether it takes part or not.
     #[must_use]
     pub fn status(&self, server: usize) -> Option<&Status> {

@@ -29,13 +29,13 @@
 //! counted for. What it had of *e* already is such a beginning, as a number has one content in an epoch; a later
 //! record of *e* that lies there whole behind a gap is what that place will be written with again.
 //!
-//! [`machine`] has the steps, without a clock or a connection; [`driver`] carries them out on connections, for one thread that waits.
+//! [`machine`] has the steps, without a clock or a connection; [`Opening`] says when a log that is being opened is handed over.
 
 mod action;
 mod belong;
 mod copy;
-pub mod driver;
 pub mod machine;
+mod opening;
 pub mod replay;
 mod server;
 
@@ -43,10 +43,11 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-pub use driver::{ConnectionLost, Group, ReplicaConnection};
 pub use machine::{Action, Event, Machine, NotTaken};
+pub use opening::Opening;
 pub use replay::{Replay, Replayed};
 
+pub use crate::log::error::ConnectionLost;
 use crate::log::error::{AppendError, Refused};
 use crate::log::format::Epoch;
 use crate::log::format::superblock::Uuid;

@@ -5,12 +5,12 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use remanence_coord::log::group::{ConnectionLost, Event, ReplicaConnection};
+use remanence_coord::log::group::{Action as LogAction, ConnectionLost, Event as LogEvent};
 use remanence_coord::log::proto::{Request, parse_reply};
 use remanence_coord::log::{Epoch, Updates};
 use remanence_kv::replica::keeper::{emit_order, parse_told};
-use remanence_kv::replica::{ImageReply, Member, Order};
-use remanence_persist::plan::Request as PlanRequest;
+use remanence_kv::replica::primary::{Action, Event};
+use remanence_kv::replica::{ImageReply, Member};
 
 use super::body::{Body, Came, Command, Link, Shared};
 use super::message::{LOG, ORDER, message};
@@ -97,7 +97,7 @@ impl World {
             let number = port.next;
             port.links.insert(number, (Link::Connecting, VecDeque::new()));
             port.commands.push_back(Command::Connect { number, member: at });
-            let other = Other { who: at, life: said.life, number, under_way: 0, orders: 0, told: None };
+            let other = Other { who: at, life: said.life, number, under_way: 0, orders: 0 };
             Connecting { name, connection: Ok(Connection { world: self.clone(), to: To::Other(other) }) }
         };
         members.iter().map(one).collect()
@@ -160,7 +160,7 @@ enum To {
 struct Own {
     epoch: Option<Epoch>,
     under_way: VecDeque<Updates>,
-    came: VecDeque<Event>,
+    came: VecDeque<LogEvent>,
     told: Option<ImageReply>,
 }
 
@@ -169,10 +169,10 @@ struct Other {
     who: usize,
     life: u64,
     number: u64,
+    /// Answers that are to come.
     under_way: usize,
     /// Orders that were not answered yet. Of all but the last one nobody wants to know any more.
     orders: usize,
-    told: Option<Vec<u8>>,
 }
 
 impl Drop for Connection {
@@ -185,7 +185,67 @@ impl Drop for Connection {
     }
 }
 
+impl Own {
+    /// Does at once what is asked of this member's log and its image; but updates when the others have them: then all work at the same time.
+    fn begin(&mut self, world: &World, action: Action) {
+        let mut body = world.body.lock();
+        match action {
+            Action::Log(LogAction::Call { request, .. }) => {
+                let reply = body.answer_own(&request);
+                if let (Request::Grant { epoch }, Ok(_)) = (request, &reply) {
+                    self.epoch = Some(epoch);
+                }
+                self.came.push_back(LogEvent::Reply(reply.map(Box::new)));
+            }
+            Action::Log(LogAction::Read { offset, len, .. }) => {
+                let mut bytes = vec![0; len as usize];
+                remanence_pmem::Medium::read(body.store.medium(), offset, &mut bytes);
+                self.came.push_back(LogEvent::Data(bytes));
+            }
+            Action::Log(LogAction::Append { updates, .. }) => self.under_way.push_back(*updates),
+            Action::Log(LogAction::Disconnect { .. }) => {}
+            Action::Order { epoch, order, .. } => self.told = Some(body.obey(epoch, &order)),
+        }
+    }
+
+    fn poll(&mut self, world: &World) -> Result<Option<Event>, ConnectionLost> {
+        if let Some(event) = self.came.pop_front() {
+            return Ok(Some(Event::Log(event)));
+        }
+        let Some(updates) = self.under_way.pop_front() else {
+            return Ok(self.told.take().map(Event::Image));
+        };
+        // What was begun on other members is on its way by then.
+        world.wait(Duration::ZERO);
+        let epoch = self.epoch.ok_or_else(|| ConnectionLost("it was promised to nobody".into()))?;
+        let updated = world.body.lock().update_own(epoch, &updates);
+        updated.map_err(|refused| ConnectionLost(refused.to_string()))?;
+        Ok(Some(Event::Log(LogEvent::Durable)))
+    }
+}
+
 impl Other {
+    fn begin(&mut self, world: &World, action: Action) {
+        let number = self.number;
+        let command = match action {
+            Action::Log(LogAction::Call { request, .. }) => {
+                Command::Send { number, bytes: message(LOG, &[&request.emit()]) }
+            }
+            Action::Log(LogAction::Read { offset, len, .. }) => Command::Read { number, offset, len },
+            Action::Log(LogAction::Append { updates, .. }) => {
+                let updates = updates.list().into_iter().map(|(at, bytes)| (at, bytes.to_vec())).collect();
+                Command::Update { number, updates }
+            }
+            Action::Log(LogAction::Disconnect { .. }) => return,
+            Action::Order { epoch, order, .. } => {
+                self.orders += 1;
+                Command::Send { number, bytes: message(ORDER, &[&emit_order(epoch, &order)]) }
+            }
+        };
+        self.under_way += 1;
+        world.does(command);
+    }
+
     /// What has come next. A member that is silent is not waited for until its connection breaks.
     fn poll(&mut self, world: &World) -> Result<Option<Event>, ConnectionLost> {
         let mut body = world.body.lock();
@@ -194,18 +254,20 @@ impl Other {
             return Err(ConnectionLost("it is gone".into()));
         };
         while let Some(next) = came.pop_front() {
-            let event = match next {
+            self.under_way -= 1;
+            return Ok(Some(match next {
                 Came::Message(bytes) if bytes[0] == ORDER => {
                     self.orders -= 1;
-                    self.told = (self.orders == 0).then(|| bytes[1..].to_vec());
-                    continue;
+                    if self.orders > 0 {
+                        continue;
+                    }
+                    let told = parse_told(&bytes[1..]);
+                    Event::Image(told.ok_or_else(|| ConnectionLost("its answer means nothing".into()))?)
                 }
-                Came::Message(bytes) => Event::Reply(parse_reply(&bytes[1..]).map(Box::new)),
-                Came::Read(bytes) => Event::Data(bytes),
-                Came::Durable => Event::Durable,
-            };
-            self.under_way -= 1;
-            return Ok(Some(event));
+                Came::Message(bytes) => Event::Log(LogEvent::Reply(parse_reply(&bytes[1..]).map(Box::new))),
+                Came::Read(bytes) => Event::Log(LogEvent::Data(bytes)),
+                Came::Durable => Event::Log(LogEvent::Durable),
+            }));
         }
         match (link, gone) {
             (Link::Lost(why), _) => Err(ConnectionLost(why.clone())),
@@ -215,72 +277,22 @@ impl Other {
     }
 }
 
-impl ReplicaConnection for Connection {
+impl Member for Connection {
     fn now() -> Duration {
         World::now()
     }
 
-    fn begin_call(&mut self, request: &Request) -> Result<(), ConnectionLost> {
+    fn begin(&mut self, action: Action) -> Result<(), ConnectionLost> {
         match &mut self.to {
-            To::Own(own) => {
-                let reply = self.world.body.lock().answer_own(request);
-                if let (Request::Grant { epoch }, Ok(_)) = (request, &reply) {
-                    own.epoch = Some(*epoch);
-                }
-                own.came.push_back(Event::Reply(reply.map(Box::new)));
-            }
-            To::Other(other) => {
-                other.under_way += 1;
-                let bytes = message(LOG, &[&request.emit()]);
-                self.world.does(Command::Send { number: other.number, bytes });
-            }
-        }
-        Ok(())
-    }
-
-    fn begin_read(&mut self, offset: u64, len: u32) -> Result<(), ConnectionLost> {
-        match &mut self.to {
-            To::Own(own) => {
-                let mut bytes = vec![0; len as usize];
-                let body = self.world.body.lock();
-                remanence_pmem::Medium::read(body.store.medium(), offset, &mut bytes);
-                own.came.push_back(Event::Data(bytes));
-            }
-            To::Other(other) => {
-                other.under_way += 1;
-                self.world.does(Command::Read { number: other.number, offset, len });
-            }
-        }
-        Ok(())
-    }
-
-    fn begin_append(&mut self, updates: Updates, _: &PlanRequest) -> Result<(), ConnectionLost> {
-        match &mut self.to {
-            // When the others have it: then all of them work at the same time.
-            To::Own(own) => own.under_way.push_back(updates),
-            To::Other(other) => {
-                other.under_way += 1;
-                let updates = updates.list().into_iter().map(|(at, bytes)| (at, bytes.to_vec())).collect();
-                self.world.does(Command::Update { number: other.number, updates });
-            }
+            To::Own(own) => own.begin(&self.world, action),
+            To::Other(other) => other.begin(&self.world, action),
         }
         Ok(())
     }
 
     fn poll(&mut self) -> Result<Option<Event>, ConnectionLost> {
         let came = match &mut self.to {
-            To::Own(own) => {
-                if let Some(event) = own.came.pop_front() {
-                    return Ok(Some(event));
-                }
-                let Some(updates) = own.under_way.pop_front() else { return Ok(None) };
-                // What was begun on other members is on its way by then.
-                self.world.wait(Duration::ZERO);
-                let epoch = own.epoch.ok_or_else(|| ConnectionLost("it was promised to nobody".into()))?;
-                let updated = self.world.body.lock().update_own(epoch, &updates);
-                updated.map_err(|refused| ConnectionLost(refused.to_string()))?;
-                Some(Event::Durable)
-            }
+            To::Own(own) => own.poll(&self.world)?,
             To::Other(other) => other.poll(&self.world)?,
         };
         match &came {
@@ -292,41 +304,5 @@ impl ReplicaConnection for Connection {
 
     fn wait(&mut self, limit: Duration) {
         self.world.wait(limit.min(NAP_MAX));
-    }
-}
-
-impl Member for Connection {
-    fn begin_order(&mut self, epoch: Epoch, order: &Order) -> Result<(), ConnectionLost> {
-        match &mut self.to {
-            To::Own(own) => own.told = Some(self.world.body.lock().obey(epoch, order)),
-            To::Other(other) => {
-                (other.orders, other.told) = (other.orders + 1, None);
-                let bytes = message(ORDER, &[&emit_order(epoch, order)]);
-                self.world.does(Command::Send { number: other.number, bytes });
-            }
-        }
-        Ok(())
-    }
-
-    fn poll_told(&mut self) -> Result<Option<ImageReply>, ConnectionLost> {
-        let other = match &mut self.to {
-            To::Own(own) => return Ok(own.told.take()),
-            To::Other(other) => other,
-        };
-        if let Some(told) = other.told.take() {
-            let told = parse_told(&told);
-            return Ok(Some(told.ok_or_else(|| ConnectionLost("its answer means nothing".into()))?));
-        }
-        // What has come is taken by the log's poll, in its order.
-        let gone = self.world.body.lock().gone(other.who, other.life);
-        gone.map_or(Ok(None), |gone| Err(ConnectionLost(format!("{gone:?}"))))
-    }
-
-    fn record_max(&self) -> usize {
-        self.world.body.lock().store.superblock().geometry.payload_max() as usize
-    }
-
-    fn image_len(&self) -> u64 {
-        remanence_pmem::Medium::len(self.world.body.lock().keeper.image())
     }
 }

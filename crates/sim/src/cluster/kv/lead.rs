@@ -7,7 +7,7 @@ use remanence_coord::log::format::superblock::Uuid;
 use remanence_coord::takeover::Input;
 use remanence_kv::proto::Refusal;
 use remanence_kv::replica::primary::Options as GroupOptions;
-use remanence_kv::replica::{LeadError, Mirror, Primary, Returning, Returns, upkeep};
+use remanence_kv::replica::{Driver, LeadError, Mirror, Returning, Returns, Sizes, upkeep};
 use remanence_kv::server::{ClientId, Event, Server, Turns, format};
 use remanence_kv::{Geometry, Options, Reply, Request};
 use remanence_pmem::{Medium as _, PersistenceDomain};
@@ -32,7 +32,7 @@ const AT_ONCE: Duration = Duration::from_micros(100);
 /// How often a primary looks whom it has lost.
 const LOOK: Duration = Duration::from_millis(50);
 
-type Ships = Mirror<Disk, Primary<Connection>>;
+type Ships = Mirror<Disk, Driver<Connection>>;
 
 /// What is drawn for one attempt to lead.
 #[derive(Clone, Copy, Debug)]
@@ -66,8 +66,9 @@ pub(super) fn lead(world: &World, attempt: Attempt) -> Result<(), String> {
     }
     let connections = connecting.into_iter().map(Connecting::made).collect();
     World::is_awake();
-    let (primary, _) =
-        Primary::lead(connections, &own, &options, TRIM_AFTER).map_err(|error| error.to_string())?;
+    let record_max = world.body.lock().store.superblock().geometry.payload_max() as usize;
+    let sizes = Sizes { image_len: STORE.size, record_max, trim_after: TRIM_AFTER };
+    let primary = Driver::lead(connections, &own, &options, sizes).map_err(|error| error.to_string())?;
     let epoch = primary.epoch();
     world.does(Command::Opened { epoch, start: primary.acknowledged(), again: false });
     let working = {

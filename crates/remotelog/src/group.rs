@@ -1,18 +1,21 @@
-//! A group for one thread that waits: the machine, a connection to each server, and their clock. Nothing here waits by itself:
-//! [`ReplicaConnection`] does, where a connection is real.
+//! One log on several servers, for a thread that waits: the machine of [`remanence_coord::log::group`], which decides, a connection to each
+//! server, and their clock. Nothing here waits by itself: [`ReplicaConnection`] does, where a connection is real.
 
 use std::time::Duration;
 
+use remanence_coord::replicated;
 use remanence_persist::plan::Request as PlanRequest;
-use thiserror::Error;
 
-use super::machine::{Action, Event, Machine, NotTaken};
-use super::{GroupError, Opened, Options};
-use crate::log::error::AppendError;
-use crate::log::format::Epoch;
-use crate::log::format::superblock::Uuid;
-use crate::log::proto::Request;
-use crate::log::writer::Updates;
+pub use remanence_coord::log::group::{
+    Action, ConnectionLost, Event, GroupError, Machine, NotTaken, Opened, Opening, Options, Replay, Replayed,
+    machine, replay,
+};
+
+use crate::error::AppendError;
+use crate::format::Epoch;
+use crate::format::superblock::Uuid;
+use crate::proto::Request;
+use crate::writer::Updates;
 
 /// What is taken from one connection before the others are looked at: whoever copies a whole log holds up nobody.
 const TAKEN: usize = 32;
@@ -23,18 +26,6 @@ const LOOKS: u32 = 100;
 const CLOCK: u32 = 16;
 /// Said of a connection that cannot be waited for together with those that there are.
 const APART: &str = "its connection is on another reactor than those to the other servers of its log";
-
-/// A server's connection is gone, or never was there. A sentence that says why.
-#[derive(Clone, PartialEq, Eq, Error)]
-#[error("{0}")]
-pub struct ConnectionLost(pub String);
-
-/// Debug is the sentence as well: it is what a program prints whose `main` returns the error.
-impl std::fmt::Debug for ConnectionLost {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        std::fmt::Display::fmt(self, f)
-    }
-}
 
 /// The connection to one server. Nothing here waits but [`wait`](Self::wait), which one connection does for all of its group; what was
 /// begun ends in the order in which it was begun, calls, READs and updates each for themselves.
@@ -139,23 +130,14 @@ impl<C: ReplicaConnection> Group<C> {
         for (n, connection) in connections.into_iter().enumerate() {
             group.take(n, connection);
         }
-        let mut open_since = None;
+        let mut opening = Opening::new(options.grace);
         loop {
             let any = group.turn();
-            if let Some(error) = group.machine.failed() {
-                return Err(error.clone());
+            if opening.is_over(C::now(), &group.machine)? {
+                let opened = group.machine.opened();
+                return Ok((group, opened));
             }
-            if let Some(short) = group.machine.shortage() {
-                return Err(short);
-            }
-            if group.machine.is_open() {
-                let since = *open_since.get_or_insert_with(C::now);
-                if !group.machine.is_settling() || elapsed::<C>(since) >= group.grace {
-                    let opened = group.machine.opened();
-                    return Ok((group, opened));
-                }
-            }
-            group.idle(any, open_since.map(|since| since + group.grace));
+            group.idle(any, opening.deadline());
         }
     }
 
@@ -257,8 +239,7 @@ impl<C: ReplicaConnection> Group<C> {
     /// How many servers there is a connection to, and how many take part.
     #[must_use]
     pub fn present(&self) -> (usize, usize) {
-        let part = (0..self.connections.len()).filter(|n| self.machine.takes_part(*n)).count();
-        (self.connections.iter().flatten().count(), part)
+        self.machine.present()
     }
 
     /// How long nothing is due, if nothing comes: see [`Machine::deadline`].
@@ -574,5 +555,224 @@ impl<C: ReplicaConnection> Group<C> {
             Some(one) => one.wait(limit),
             None => C::yield_now(),
         }
+    }
+}
+
+impl<C: ReplicaConnection> replicated::Log for Group<C> {
+    fn machine(&self) -> &Machine {
+        self.machine()
+    }
+
+    fn append(&mut self, _: Duration, record: &[u8]) -> Result<u64, NotTaken> {
+        // What was taken counts, though servers may have been found to be gone when it was sent: a later host may find it.
+        self.try_append(record)
+    }
+
+    fn trim(&mut self, _: Duration, below: u64) -> Result<(), GroupError> {
+        self.begin_trim(below)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! A group whose servers answer at once, as a member's own log does: what came of what was begun lies there and wakes nobody.
+
+    use std::cell::Cell;
+    use std::collections::VecDeque;
+    use std::rc::Rc;
+    use std::sync::Arc;
+
+    use remanence_codec::{Malformed, Reader};
+    use remanence_coord::replicated::sessions::Known;
+    use remanence_coord::replicated::{Limits, Replica, Reply, Request as Asked, StateMachine};
+    use remanence_pmem::crash_image::CrashImage;
+    use remanence_pmem::{Medium, PersistenceDomain};
+
+    use super::*;
+    use crate::format::{DATA_AT, Geometry, Mode};
+    use crate::store::{Make, Store};
+
+    /// A server, and what it has answered.
+    struct AtOnce {
+        store: Store<Arc<CrashImage>>,
+        came: VecDeque<Event>,
+        /// Answers that lie at any server, and how often the group would have slept nevertheless.
+        there: Rc<Cell<usize>>,
+        slept: Rc<Cell<usize>>,
+        /// It is found to be gone when something is sent next.
+        is_gone: Rc<Cell<bool>>,
+    }
+
+    impl AtOnce {
+        fn has_come(&mut self, event: Event) -> Result<(), ConnectionLost> {
+            self.came.push_back(event);
+            self.there.set(self.there.get() + 1);
+            Ok(())
+        }
+    }
+
+    impl ReplicaConnection for AtOnce {
+        fn now() -> Duration {
+            Duration::ZERO
+        }
+
+        fn begin_call(&mut self, request: &Request) -> Result<(), ConnectionLost> {
+            let reply = match *request {
+                Request::Status => self.store.status(),
+                Request::Grant { epoch } => self.store.grant(epoch),
+                Request::Truncate { epoch, sequence } => self.store.truncate(epoch, sequence),
+                Request::Reset { epoch, sequence, after } => self.store.reset(epoch, sequence, after),
+                Request::Adopt { epoch, sequence, group, members, acks } => {
+                    self.store.adopt(epoch, sequence, group, members, acks)
+                }
+                Request::Trim { below } => self.store.trim(below),
+                Request::Known { epoch, below } => self.store.note_known(epoch, below),
+            };
+            self.has_come(Event::Reply(reply.map(Box::new)))
+        }
+
+        fn begin_read(&mut self, offset: u64, len: u32) -> Result<(), ConnectionLost> {
+            let mut bytes = vec![0; len as usize];
+            self.store.medium().read(offset, &mut bytes);
+            self.has_come(Event::Data(bytes))
+        }
+
+        fn begin_append(&mut self, updates: Updates, _: &PlanRequest) -> Result<(), ConnectionLost> {
+            if self.is_gone.get() {
+                return Err(ConnectionLost("it is gone".into()));
+            }
+            let medium = self.store.medium();
+            for (at, bytes) in updates.list() {
+                medium.write(at, bytes);
+                medium.persist(at..at + bytes.len() as u64).expect("memory");
+            }
+            self.has_come(Event::Durable)
+        }
+
+        fn poll(&mut self) -> Result<Option<Event>, ConnectionLost> {
+            let event = self.came.pop_front();
+            self.there.set(self.there.get() - usize::from(event.is_some()));
+            Ok(event)
+        }
+
+        fn wait(&mut self, _: Duration) {
+            self.slept.set(self.slept.get() + usize::from(self.there.get() > 0));
+        }
+    }
+
+    fn store(n: u8) -> Store<Arc<CrashImage>> {
+        let geometry = Geometry::new(DATA_AT + 256 * 512, 512).expect("fair");
+        let image = Arc::new(CrashImage::new(geometry.size, PersistenceDomain::Adr));
+        let make = Make { mode: Mode::Singleton, geometry, uuid: Uuid([n; 16]), salt: n.into() };
+        Store::create(image, &make).expect("fair")
+    }
+
+    /// What it is told, and how often.
+    #[derive(Default)]
+    struct Sum(u64);
+
+    impl StateMachine for Sum {
+        fn apply(&mut self, command: &[u8]) -> Vec<u8> {
+            self.0 += u64::from(command[0]);
+            self.0.to_le_bytes().to_vec()
+        }
+
+        fn snapshot(&self) -> Vec<u8> {
+            self.0.to_le_bytes().to_vec()
+        }
+
+        fn restore(snapshot: &[u8]) -> Result<Self, Malformed> {
+            Reader::new(snapshot).u64_le().map(Self)
+        }
+    }
+
+    #[test]
+    fn a_pause_does_not_sleep_on_what_a_turn_began_or_left() {
+        let (there, slept) = (Rc::default(), Rc::default());
+        let connections = (1..=2).map(|n| {
+            let (there, slept) = (Rc::clone(&there), Rc::clone(&slept));
+            let is_gone = Rc::default();
+            let connection = AtOnce { store: store(n), came: VecDeque::new(), there, slept, is_gone };
+            (format!("s{n}"), Ok(connection))
+        });
+        // More than is taken of one server in a turn, and more than is under way at a time.
+        let options = Options::new(1, Uuid([9; 16])).acks(Some(2)).depth(50);
+        let (mut group, _) = Group::open(connections.collect(), &options).expect("both are there");
+        for _ in 0..3 {
+            for n in 0..80_u8 {
+                group.begin_append(&[n; 40]).expect("room");
+            }
+            for _ in 0..100 {
+                group.pause().expect("both are there");
+            }
+            assert_eq!(group.acknowledged(), group.next());
+            assert_eq!((there.get(), slept.get()), (0, 0), "it slept while something was there");
+            // A turn of another caller, who looks for something else.
+            group.begin_append(b"one").expect("room");
+            group.poll().expect("both are there");
+        }
+    }
+
+    /// Else the client is told that nothing was changed, and a later host finds the record; and this one, if its servers come back, goes on
+    /// without it.
+    #[test]
+    fn a_command_that_was_taken_when_its_servers_were_found_to_be_gone_counts() {
+        let is_gone = Rc::new(Cell::new(false));
+        let connections = (1..=2).map(|n| {
+            let (there, slept, is_gone) = (Rc::default(), Rc::default(), Rc::clone(&is_gone));
+            let connection = AtOnce { store: store(n), came: VecDeque::new(), there, slept, is_gone };
+            (format!("s{n}"), Ok(connection))
+        });
+        let options = Options::new(1, Uuid([9; 16])).acks(Some(2));
+        let (mut group, _) = Group::open(connections.collect(), &options).expect("both are there");
+        let mut replica = Replica::<Sum>::new(Limits::default());
+        let until = Duration::from_secs(1);
+        replica.submit(1, until, Asked::Open);
+        let session = loop {
+            replica.advance(Duration::ZERO, &mut group);
+            match replica.poll_answer() {
+                Some((1, Reply::Opened(session))) => break session,
+                Some(other) => panic!("{other:?}"),
+                None => group.pause().expect("both are there"),
+            }
+        };
+        is_gone.set(true);
+        replica.submit(2, until, Asked::Command { session, number: 1, command: vec![5] });
+        replica.advance(Duration::ZERO, &mut group);
+        assert!(
+            matches!(replica.poll_answer(), Some((2, Reply::Unknown(_)))),
+            "nobody waits for who is gone"
+        );
+        assert_eq!(group.next(), session + 2);
+        assert!(matches!(replica.state().look(session, 1), Known::Done(record, _) if record == session + 1));
+    }
+
+    /// The servers of a log come one after the other, and nobody waits.
+    #[test]
+    fn a_group_that_is_begun_opens_when_enough_have_come_and_takes_no_record_before() {
+        let names = ["s1", "s2", "s3"].map(ToOwned::to_owned);
+        let connect = |n: u8| {
+            let (there, slept, is_gone) = (Rc::default(), Rc::default(), Rc::default());
+            AtOnce { store: store(n), came: VecDeque::new(), there, slept, is_gone }
+        };
+        let options = Options::new(1, Uuid([9; 16])).acks(Some(2));
+        let mut group = Group::begin(names.to_vec(), &options);
+        let go_on = |group: &mut Group<AtOnce>| {
+            while group.poll().is_ok() && group.goes_on() {}
+            (group.machine().is_open(), group.machine().shortage().is_some())
+        };
+        assert_eq!(go_on(&mut group), (false, false), "it is not known yet whether they are there");
+        assert_eq!(group.try_append(b"early"), Err(NotTaken::NotYet));
+        group.reconnect_to(0, Ok(connect(1)));
+        group.reconnect_to(1, Err(ConnectionLost("it is away".into())));
+        assert_eq!(go_on(&mut group), (false, false));
+        group.reconnect_to(2, Err(ConnectionLost("it is away".into())));
+        assert_eq!(go_on(&mut group), (false, true), "a new log needs all of them");
+        group.reconnect_to(1, Ok(connect(2)));
+        group.reconnect_to(2, Ok(connect(3)));
+        assert_eq!(go_on(&mut group), (true, false));
+        assert_eq!(group.try_append(b"one"), Ok(0));
+        go_on(&mut group);
+        assert_eq!((group.acknowledged(), group.next()), (1, 1));
     }
 }
