@@ -205,7 +205,9 @@ fn a_writer_that_connects_again_goes_on_in_the_same_epoch() {
             assert_eq!(group.lost().len(), 1);
         }
         if n == 40 {
-            group.reconnect(&hosts[1].addr.to_string(), hosts[1].connection(None));
+            let there = group.connections().next().map(|(_, other)| other.session().reactor().clone());
+            let connection = hosts[1].connection_on(&there.expect("two are there"), None);
+            group.reconnect(&hosts[1].addr.to_string(), connection);
         }
         assert_eq!(group.begin_append(&payload(n)), Ok(n));
         group.wait(n + 1).expect("two are enough");
@@ -256,8 +258,9 @@ fn a_group_goes_on_without_one_and_rebuilds_it() {
     let [a, _b, c] = hosts;
     let c = c.restart();
     let b = Host::new(Mode::Singleton, None);
-    let connections =
-        [&a, &b, &c].iter().map(|host| (host.addr.to_string(), host.connection(None))).collect();
+    let reactor = Reactor::new(&context()).expect("a reactor");
+    let connect = |host: &&Host| (host.addr.to_string(), host.connection_on(&reactor, None));
+    let connections = [&a, &b, &c].iter().map(connect).collect();
     let (mut group, opened) = Group::open(connections, &options(2)).expect("two of them know");
     assert_eq!((opened.lost.len(), group.next(), group.quorum()), (0, 20, (2, 3)));
     group.begin_append(&payload(20)).expect("room");
@@ -272,21 +275,12 @@ fn a_group_goes_on_without_one_and_rebuilds_it() {
     }
 }
 
-/// Connections that are not waited for together are looked at again and again: slower, and nothing else.
 #[test]
-fn connections_on_reactors_of_their_own_make_a_group_too() {
+fn connections_that_are_not_waited_for_together_make_no_group() {
     let hosts = [(); 3].map(|()| Host::new(Mode::Singleton, Some("DMP+DDIO+DRAM")));
-    let connections: Vec<_> =
-        hosts.iter().map(|host| (host.addr.to_string(), host.connection(None))).collect();
-    let (mut group, _) = Group::open(connections, &options(1)).expect("it opens");
-    let expected: Vec<Vec<u8>> = (0..20).map(payload).collect();
-    for payload in &expected {
-        group.append(payload).expect("all of them are there");
-    }
-    group.close().expect("it goes on");
-    for host in &hosts {
-        assert_eq!(read_all(host), expected);
-    }
+    let connections = hosts.iter().map(|host| (host.addr.to_string(), host.connection(None))).collect();
+    let refused = Group::open(connections, &options(1)).map(drop).expect_err("they are on three reactors");
+    assert!(refused.to_string().contains("on another reactor"), "{refused}");
 }
 
 #[test]
