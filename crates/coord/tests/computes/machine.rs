@@ -573,6 +573,28 @@ fn who_has_lost_its_disk_is_taken_in_when_the_others_confirm_the_epoch() {
     assert!(world.machine.takes_part(0) && world.machine.takes_part(1));
 }
 
+/// The one that confirms was asked for its promise before that and gives it last, and nothing more is to be heard of anybody then.
+#[test]
+fn who_has_lost_its_disk_is_taken_in_though_its_confirmer_promises_after_it() {
+    let names = (0..2).map(|n| format!("s{n}"));
+    let servers = (1..3).map(|n| server(n, 64)).collect();
+    let mut world = World { servers, machine: Machine::new(names, options(1)), now: ms(0) };
+    world.connect_all();
+    assert_eq!(world.append(b"both have this"), Ok(0));
+    (0..2).for_each(|n| world.lose(n));
+    world.servers[0] = server(77, 64);
+    world.servers.iter_mut().for_each(|server| server.silent = true);
+    (0..2).for_each(|n| world.connect(n));
+    for n in [0, 1, 0, 1] {
+        world.step(n);
+    }
+    assert_eq!(world.asked(1), [Request::Status], "it has promised, and is asked to confirm");
+    world.servers.iter_mut().for_each(|server| server.silent = false);
+    world.run();
+    assert!(world.machine.takes_part(0) && world.machine.takes_part(1));
+    assert_eq!(world.append(b"and this"), Ok(1));
+}
+
 /// It would be chosen for the longest log of the highest epoch.
 #[test]
 fn a_damaged_log_that_was_cut_has_no_say_before_it_adopts_again() {

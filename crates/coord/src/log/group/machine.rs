@@ -887,12 +887,15 @@ impl Machine {
 
     /// Goes on with those that have promised.
     fn take_in(&mut self) {
+        let has_promised = |server: &Server| server.step == Step::Granted && server.call.is_none();
         for n in 0..self.servers.len() {
-            if self.servers[n].step != Step::Granted || self.servers[n].call.is_some() {
-                continue;
-            }
-            if !self.awaits_confirmation(n) {
+            if has_promised(&self.servers[n]) && !self.awaits_confirmation(n) {
                 self.equalise(n);
+            }
+        }
+        // By now all are fed who can confirm anything: there may be no other turn, as nothing else is under way.
+        for n in 0..self.servers.len() {
+            if !has_promised(&self.servers[n]) || !self.awaits_confirmation(n) {
                 continue;
             }
             let since = self.servers[n].granted;
