@@ -27,8 +27,9 @@ pub const LEDGER_NOTE: u64 = 1024;
 pub const BLOCK: usize = 16 << 10;
 /// Bytes of records that are read and applied for one order, about: other orders are waiting, and the primary's clients where it is its own.
 const PORTION: usize = 4 << 20;
-/// Tells a ledger's root from others'.
+/// Tells a ledger's root from others'. Its last 16 bits are the version of the format.
 const TAG: u64 = 0x4C45_4447_4552_0001;
+const VERSION: u16 = TAG as u16;
 const LEDGER: usize = 32;
 
 // A root record writes a header of 24 bytes and its payload.
@@ -134,6 +135,14 @@ pub enum KeeperError {
          from the others"
     )]
     Damaged,
+    /// Another release wrote it.
+    #[error(
+        "the ledger of this member's image has format version {found}, and this program reads version {VERSION}; nothing was changed"
+    )]
+    Version {
+        /// What it has.
+        found: u16,
+    },
     /// The medium failed.
     #[error("the medium failed: {0}")]
     Medium(String),
@@ -146,6 +155,17 @@ impl From<RootError> for KeeperError {
             RootError::Medium(e) => Self::Medium(e.to_string()),
         }
     }
+}
+
+/// The version of the ledger's copy there, if it is one of another version.
+fn other_version(ledger: &impl Medium, at: u64) -> Option<u16> {
+    if at + 8 > ledger.len() {
+        return None;
+    }
+    let mut tag = [0; 8];
+    ledger.read(at, &mut tag);
+    let tag = u64::from_le_bytes(tag);
+    (tag >> 16 == TAG >> 16 && tag != TAG).then_some(tag as u16)
 }
 
 /// A member's image, and its ledger.
@@ -176,7 +196,11 @@ impl<M: Medium> Keeper<M> {
     /// # Errors
     /// The ledger means nothing, or the medium failed.
     pub fn open(image: M, ledger: M) -> Result<Self, KeeperError> {
-        let (root, payload) = Root::open(ledger, 0, TAG)?;
+        let other = [0, LEDGER_LEN / 2].into_iter().find_map(|at| other_version(&ledger, at));
+        let (root, payload) = Root::open(ledger, 0, TAG).map_err(|error| match (error, other) {
+            (RootError::Invalid { .. }, Some(found)) => KeeperError::Version { found },
+            (error, _) => error.into(),
+        })?;
         let ledger = Ledger::parse(&payload).ok_or(KeeperError::Damaged)?;
         Ok(Self { image, root, ledger, reader: None, portion: PORTION })
     }
@@ -422,6 +446,28 @@ mod tests {
     }
 
     /// What a member's file says of its own journal would have another member's refused, which has none.
+    #[test]
+    fn a_ledger_of_another_release_is_told_from_a_damaged_one() {
+        let memory = |name: &str, len| Region::memfd(name, len).expect("memory");
+        let ledger = || {
+            let ledger = memory("ledger", LEDGER_LEN);
+            Keeper::create(memory("image", 4096), ledger.clone()).expect("a ledger");
+            ledger
+        };
+        let open = |ledger| Keeper::open(memory("image", 4096), ledger).map(drop);
+        let newer = ledger();
+        for at in [0, LEDGER_LEN / 2] {
+            let mut tag = [0; 8];
+            newer.read(at, &mut tag);
+            assert_eq!(u64::from_le_bytes(tag), TAG, "both copies are there");
+            newer.write(at, &(TAG + 90).to_le_bytes());
+        }
+        assert!(matches!(open(newer), Err(KeeperError::Version { found: 91 })));
+        let damaged = ledger();
+        [0, LEDGER_LEN / 2].iter().for_each(|at| damaged.write(*at, &[7; 8]));
+        assert!(matches!(open(damaged), Err(KeeperError::Damaged)));
+    }
+
     #[test]
     fn what_is_noted_of_a_member_s_journal_stays_with_it() {
         let epoch = Epoch(1 << 32);
