@@ -4,7 +4,6 @@ use std::fmt::Display;
 use std::io::{IsTerminal as _, Write as _};
 use std::time::Duration;
 
-use anstream::println;
 use anstyle::{AnsiColor, Style};
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -37,9 +36,21 @@ impl Mood {
     }
 }
 
+/// Prints a line. A command whose words go nowhere ends: quietly where nobody reads any more, and else with a sentence.
+pub(crate) fn print(line: impl Display) {
+    let mut out = anstream::stdout().lock();
+    if let Err(error) = writeln!(out, "{line}").and_then(|()| out.flush()) {
+        if error.kind() == std::io::ErrorKind::BrokenPipe {
+            std::process::exit(0);
+        }
+        anstream::eprintln!("rem: standard output cannot be written: {error}");
+        std::process::exit(1);
+    }
+}
+
 /// A heading over lines.
 pub(crate) fn heading(text: impl Display) {
-    println!("\n{BOLD}{text}{BOLD:#}");
+    print(format_args!("\n{BOLD}{text}{BOLD:#}"));
 }
 
 /// A marked line with a name and what is to be said of it; long texts continue under themselves.
@@ -48,15 +59,15 @@ pub(crate) fn line(mood: Mood, name: &str, text: impl Display) {
     let text = text.to_string();
     let mut rows = wrap(&text, width().saturating_sub(NAME + 5).max(30)).into_iter();
     let first = rows.next().unwrap_or_default();
-    println!("  {style}{mark}{style:#} {name:<NAME$} {first}");
+    print(format_args!("  {style}{mark}{style:#} {name:<NAME$} {first}"));
     for row in rows {
-        println!("    {:<NAME$} {row}", "");
+        print(format_args!("    {:<NAME$} {row}", ""));
     }
 }
 
 /// A remark in a lighter colour.
 pub(crate) fn remark(text: impl Display) {
-    println!("{DIM}{text}{DIM:#}");
+    print(format_args!("{DIM}{text}{DIM:#}"));
 }
 
 /// The width of the name column.

@@ -107,13 +107,13 @@ fn list(args: &List) -> Result<(), Fail> {
     }
     for (listing, len, digest) in live {
         let digest = digest.to_string();
-        anstream::println!(
+        ui::print(format_args!(
             "{:>10}  {}  v{:<4} {}",
             ui::bytes(len),
             &digest[..16],
             listing.version,
             listing.name
-        );
+        ));
     }
     let blobs = ui::count(info.blobs as usize, "blob");
     ui::remark(format!(
@@ -133,7 +133,7 @@ fn delete(args: &Delete) -> Result<(), Fail> {
     if args.json {
         ui::print_json(&json!({ "name": name.as_str(), "deleted_on": gone }))
     } else {
-        anstream::println!("\"{name}\" is durably gone on {}", ui::count(gone, "server"));
+        ui::print(format_args!("\"{name}\" is durably gone on {}", ui::count(gone, "server")));
         Ok(())
     }
 }
@@ -168,13 +168,13 @@ fn sync(args: &Sync) -> Result<(), Fail> {
             "seconds": report.elapsed.as_secs_f64(),
         }));
     }
-    anstream::println!(
+    ui::print(format_args!(
         "{} is up to date: {} copied ({}), {} deleted, in {}",
         args.to,
         ui::count(report.copied, "blob"),
         ui::bytes(report.bytes),
         report.deleted,
         ui::time(report.elapsed)
-    );
+    ));
     Ok(())
 }

@@ -118,7 +118,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
             }
         }
     }
-    anstream::println!();
+    ui::print("");
     all_tried(&args.paths, &sections)
 }
 
@@ -157,8 +157,8 @@ fn explain_all(args: &Args) -> Result<(), Fail> {
     for (n, explained) in all.iter().enumerate() {
         ui::heading(&explained.name);
         match all[..n].iter().find(|earlier| earlier.text == explained.text) {
-            Some(earlier) => anstream::println!("as {}", earlier.name),
-            None => anstream::println!("{}", explained.text.trim_end()),
+            Some(earlier) => ui::print(format_args!("as {}", earlier.name)),
+            None => ui::print(format_args!("{}", explained.text.trim_end())),
         }
     }
     Ok(())

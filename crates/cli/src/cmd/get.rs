@@ -91,13 +91,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
         });
         if to_stdout { anstream::eprintln!("{out}") } else { ui::print_json(&out)? }
     } else if !to_stdout {
-        anstream::println!(
+        ui::print(format_args!(
             "{}, {}, verified, from {from} in {} ({})",
             args.output.display(),
             ui::bytes(got.len),
             ui::time(got.took),
             ui::rate(got.len, got.took)
-        );
+        ));
     }
     Ok(())
 }

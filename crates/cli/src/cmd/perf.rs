@@ -155,16 +155,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
             let row = measure(&mut scratch, op, size, args).map_err(|lost| Fail::new(lost.to_string()))?;
             if !args.json {
                 if rows.is_empty() {
-                    anstream::println!(
+                    ui::print(format_args!(
                         "{:<14} {:>9} {:>10} {:>10} {:>10} {:>12} {:>12}",
-                        "operation",
-                        "size",
-                        "median",
-                        "p99",
-                        "slowest",
-                        "per second",
-                        "throughput"
-                    );
+                        "operation", "size", "median", "p99", "slowest", "per second", "throughput"
+                    ));
                 }
                 print(&row);
             }
@@ -212,14 +206,14 @@ fn print(row: &Row) {
         Op::Write | Op::Read | Op::DurableWrite => ui::rate(moved, row.elapsed),
         Op::Ping | Op::Flush | Op::CompareSwap | Op::FetchAdd | Op::AtomicWrite => String::new(),
     };
-    anstream::println!(
+    ui::print(format_args!(
         "{:<14} {size:>9} {:>10} {:>10} {:>10} {:>12.0} {throughput:>12}",
         row.op.name(),
         ui::time(row.latency.at(0.5)),
         ui::time(row.latency.at(0.99)),
         ui::time(row.latency.at(1.0)),
         row.done as f64 / row.elapsed.as_secs_f64(),
-    );
+    ));
 }
 
 fn as_json(row: &Row, depth: u16) -> serde_json::Value {

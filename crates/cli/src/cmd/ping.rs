@@ -65,7 +65,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
             "latency": samples.json(),
         }));
     }
-    anstream::println!(
+    ui::print(format_args!(
         "{} of {} to {}: median {}, p99 {}, fastest {}, slowest {} ({} times)",
         op.name(),
         ui::bytes(op.bytes(size).into()),
@@ -75,7 +75,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
         ui::time(samples.at(0.0)),
         ui::time(samples.at(1.0)),
         samples.count()
-    );
+    ));
     if op == Op::DurableWrite && !durable {
         ui::remark("The pool lives in memory only: these writes are visible and not durable.");
     }

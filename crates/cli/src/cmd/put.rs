@@ -121,13 +121,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
             (0, _) => format!("on at least {quorum} of {servers} servers"),
             (full, part) => format!("on {servers} servers ({full}) or at least {quorum} of them ({part})"),
         };
-        anstream::println!(
+        ui::print(format_args!(
             "{}, {}, {word} {on} in {} ({})",
             ui::count(report.blobs, "blob"),
             ui::bytes(report.bytes),
             ui::time(report.elapsed),
             ui::rate(report.bytes, report.elapsed)
-        );
+        ));
         ui::wrap(&survives, 100).into_iter().for_each(ui::remark);
     }
     Ok(())

@@ -199,9 +199,9 @@ fn each(args: &Args, mut simulate: impl FnMut(u64) -> Run) -> Result<(), Fail> {
         let seed = first.wrapping_add(n);
         let run = simulate(seed);
         if args.json {
-            anstream::println!("{}", run.json);
+            ui::print(format_args!("{}", run.json));
         } else if count == 1 || !run.passed {
-            anstream::println!("{}", run.text);
+            ui::print(format_args!("{}", run.text));
         }
         if !run.passed {
             return Err(Fail::new(format!("seed {seed} failed; `{}` replays it", run.replay)));
@@ -212,7 +212,7 @@ fn each(args: &Args, mut simulate: impl FnMut(u64) -> Run) -> Result<(), Fail> {
         }
     }
     if count > 1 && !args.json {
-        anstream::println!("{} passed in {}", ui::count(done, "seed"), ui::time(began.elapsed()));
+        ui::print(format_args!("{} passed in {}", ui::count(done, "seed"), ui::time(began.elapsed())));
     }
     Ok(())
 }

@@ -3,7 +3,7 @@
 use crate::common;
 
 use std::os::unix::fs::PermissionsExt as _;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use common::{rem, run};
 
@@ -206,4 +206,18 @@ fn doctor_asks_a_live_server_what_both_can_rely_on() {
     });
     let nobody = format!("{}:7999", common::address());
     run(rem().args(["doctor", "--explain", "--responder", &nobody])).bad("does not answer");
+}
+
+#[test]
+fn a_standard_output_that_takes_nothing_is_said_in_a_sentence() {
+    for args in [&["sim", "--seed", "7"][..], &["sim", "--cluster", "log", "--seed", "1"]] {
+        let full = std::fs::File::options().write(true).open("/dev/full").expect("it is there");
+        let said = rem().args(args).stdout(full).stderr(Stdio::piped()).output().expect("it runs");
+        let stderr = String::from_utf8_lossy(&said.stderr);
+        assert_eq!(said.status.code(), Some(1), "{stderr}");
+        assert!(
+            stderr.contains("rem: standard output cannot be written: No space left on device"),
+            "{stderr}"
+        );
+    }
 }

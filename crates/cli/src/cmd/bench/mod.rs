@@ -24,6 +24,7 @@ use remanence_bench::effort::Effort;
 use remanence_bench::report::Report;
 
 use crate::fail::{Context as _, Fail};
+use crate::ui;
 
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
@@ -171,7 +172,7 @@ fn publish_with_claims(report: &Report, claims: &[Claim], common: &Common) -> Re
 /// Prints what the paper claims, unless standard output is for the report.
 fn tell_claims(claims: &[Claim], common: &Common) {
     if common.json.as_deref().is_none_or(|file| file.as_os_str() != "-") {
-        anstream::println!("{}", claims::text(claims));
+        ui::print(format_args!("{}", claims::text(claims)));
     }
 }
 
@@ -190,13 +191,13 @@ fn show(report: &Report, common: &Common) -> Result<(), Fail> {
 /// Prints and writes a report as the options say.
 fn tell(report: &Report, common: &Common) -> Result<(), Fail> {
     match common.json.as_deref() {
-        Some(file) if file.as_os_str() == "-" => anstream::println!("{}", report.json()),
+        Some(file) if file.as_os_str() == "-" => ui::print(format_args!("{}", report.json())),
         Some(file) => {
             std::fs::write(file, report.json())
                 .context(|| format!("{} cannot be written", file.display()))?;
-            anstream::println!("{}", report.table());
+            ui::print(format_args!("{}", report.table()));
         }
-        None => anstream::println!("{}", report.table()),
+        None => ui::print(format_args!("{}", report.table())),
     }
     Ok(())
 }

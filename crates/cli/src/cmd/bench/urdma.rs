@@ -6,6 +6,7 @@ use remanence_bench::urdma::{self, Options};
 
 use super::Common;
 use crate::fail::Fail;
+use crate::ui;
 
 #[derive(clap::Args, Debug)]
 #[command(after_help = "\
@@ -27,7 +28,7 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
     bar.finish_and_clear();
     let (report, tables) = outcome.map_err(Fail::new)?;
     if args.common.json.as_deref().is_none_or(|file| file.as_os_str() != "-") {
-        anstream::println!("{tables}");
+        ui::print(format_args!("{tables}"));
     }
     super::publish(&report, &args.common)
 }

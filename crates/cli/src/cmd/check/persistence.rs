@@ -4,7 +4,6 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anstream::println;
 use remanence_persist::check::{
     self, Checked, Counterexample, Matrix, Outcome, Prover, Subject, Synthesis, Withdrawn,
 };
@@ -65,7 +64,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
     if let Some(dir) = &args.svg {
         let drawn = draw(dir, &work.cells, args.cell.is_none())?;
         if !quiet {
-            println!("{} drawn to {}", ui::count(drawn, "time line"), dir.display());
+            ui::print(format_args!("{} drawn to {}", ui::count(drawn, "time line"), dir.display()));
         }
     }
     if let Some(file) = &args.json {
@@ -243,13 +242,13 @@ fn papers_table(cells: &[(Subject, Checked)]) {
         "each recipe holds (✓) or fails, over the mutants of it that were made, all of which must fail",
     );
     for shape in [Shape::SINGLETON, Shape::COMPOUND] {
-        println!(
+        ui::print(format_args!(
             "\n  {:<26}{:>12}{:>14}{:>10}     on iWARP: the same",
             shape.to_string(),
             "WRITE",
             "WRITE_IMM",
             "SEND"
-        );
+        ));
         for config in Config::papers() {
             let mut row = format!("  {:<26}", config.short());
             for transport in [Transport::Roce, Transport::Iwarp] {
@@ -262,7 +261,7 @@ fn papers_table(cells: &[(Subject, Checked)]) {
                     row.push_str(&format!("{text:>width$}"));
                 }
             }
-            println!("{row}");
+            ui::print(format_args!("{row}"));
         }
     }
     for (subject, _) in cells {
@@ -315,14 +314,14 @@ fn matrix_tables(matrices: &[Matrix]) {
         "· holds   L an acknowledged update is lost   O the order is broken   T torn   R refused   S stuck",
     );
     for matrix in matrices {
-        println!("\n  {} {}", matrix.op.name(), matrix.shape);
+        ui::print(format_args!("\n  {} {}", matrix.op.name(), matrix.shape));
         let n = 12.min(matrix.configs.len());
         let numbers: String = (1..=n).map(|n| format!("{n:>3}")).collect();
-        println!("  {:<24}{numbers}", "");
+        ui::print(format_args!("  {:<24}{numbers}", ""));
         for row in 0..n {
             let marks: String =
                 (0..n).map(|column| format!("{:>3}", letter(matrix.entry(row, column)))).collect();
-            println!("  {:>2} {:<21}{marks}", row + 1, matrix.configs[row].short());
+            ui::print(format_args!("  {:>2} {:<21}{marks}", row + 1, matrix.configs[row].short()));
         }
     }
     ui::remark("  iWARP, FLUSH to persistence, page cache and process are in the JSON");
@@ -342,7 +341,7 @@ fn letter(entry: &check::Entry) -> &'static str {
 fn withdrawn_table(found: &Found) {
     ui::heading("What the paper's 72 cells stand on: cells that fall when an assumption is withdrawn");
     for withdrawn in &found.withdrawn {
-        println!("  {:>3}  {}", withdrawn.fall.len(), withdrawn.assumption.sentence());
+        ui::print(format_args!("  {:>3}  {}", withdrawn.fall.len(), withdrawn.assumption.sentence()));
     }
 }
 
@@ -390,7 +389,7 @@ fn tell(subject: &Subject, checked: &Checked) {
         ui::line(Mood::Note, "provided that", precondition);
     }
     if let Outcome::Fails(how) = &checked.outcome {
-        println!("{how}");
+        ui::print(format_args!("{how}"));
     }
     if !checked.mutants.is_empty() {
         ui::remark(
@@ -412,14 +411,14 @@ fn summary(work: &Work, found: &Found, took: Duration) {
     let made: usize = work.cells.iter().map(|(_, c)| c.mutants.len()).sum();
     let live: usize = work.cells.iter().map(|(_, c)| c.survivors().count()).sum();
     let hold = work.cells.iter().filter(|(_, c)| c.outcome.holds()).count();
-    println!(
+    ui::print(format_args!(
         "\n{hold} of {} cells hold; {} of {made} mutants fail; {} states explored, and {} for shorter recipes, in {}",
         work.cells.len(),
         made - live,
         work.prover.states,
         found.synthesis.iter().map(|(_, s)| s.states).sum::<u64>(),
         ui::time(took)
-    );
+    ));
 }
 
 /// Draws the failure of each mutant (of the paper's cells only, if there are many).

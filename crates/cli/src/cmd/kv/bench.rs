@@ -168,7 +168,7 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
         let loaded = loaded.map_err(Fail::new)?;
         if !args.json {
             let rate = loaded.operations as f64 / begin.elapsed().as_secs_f64();
-            anstream::println!("load: {} records, {rate:.0} a second", loaded.operations);
+            ui::print(format_args!("load: {} records, {rate:.0} a second", loaded.operations));
         }
         said.push(result(args, "load", &load, &loaded));
     }
@@ -294,11 +294,11 @@ fn result(args: &Args, name: &str, load: &Load, measured: &Measurements) -> Valu
 }
 
 fn tell(args: &Args, name: &str, measured: &Measurements) {
-    anstream::println!(
+    ui::print(format_args!(
         "workload {name}: {} operations, {:.0} a second",
         measured.operations,
         measured.rate()
-    );
+    ));
     for (kind, series) in measured.kinds() {
         let at = |q: f64| us(series.latency.value_at_quantile(q) as f64);
         let mut line = format!(
@@ -324,13 +324,13 @@ fn tell(args: &Args, name: &str, measured: &Measurements) {
                 us(series.intended.value_at_quantile(0.99) as f64)
             );
         }
-        anstream::println!("{line}");
+        ui::print(format_args!("{line}"));
         if args.histogram {
             let buckets = buckets(series);
             let most = buckets.iter().map(|(_, n)| *n).max().unwrap_or(1).max(1);
             for (below, count) in buckets {
                 let bar = "#".repeat((count * 50).div_ceil(most) as usize);
-                anstream::println!("    < {below:>10.1} us {count:>9} {bar}");
+                ui::print(format_args!("    < {below:>10.1} us {count:>9} {bar}"));
             }
         }
     }
@@ -339,7 +339,10 @@ fn tell(args: &Args, name: &str, measured: &Measurements) {
         for (number, window) in &measured.timeline.windows {
             let mean = us(window.latency_sum as f64 / window.operations.max(1) as f64);
             let rate = window.operations as f64 * 1e9 / slice as f64;
-            anstream::println!("  {:>8} ms {rate:>9.0} a second, mean {mean} us", number * slice / 1_000_000);
+            ui::print(format_args!(
+                "  {:>8} ms {rate:>9.0} a second, mean {mean} us",
+                number * slice / 1_000_000
+            ));
         }
     }
     if let Some(why) = &measured.first_error {

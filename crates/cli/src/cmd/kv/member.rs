@@ -244,7 +244,20 @@ pub(super) fn show(members: &[(String, Said)]) {
             (_, Some(primary)) => {
                 format!("being rebuilt: {} of {}", ui::bytes(primary.sent), ui::bytes(primary.of))
             }
-            (Role::Primary, _) => format!("primary, epoch {}; {} acknowledge", said.epoch, said.acks),
+            (Role::Primary, _) => {
+                let without = said.lost.iter().map(|name| format!("; does without {name}"));
+                let itself = if lost {
+                    ", which is itself: its own disk takes nothing more, or is being given what it lacks"
+                } else {
+                    ""
+                };
+                format!(
+                    "primary, epoch {}; {} acknowledge{}{itself}",
+                    said.epoch,
+                    said.acks,
+                    without.collect::<String>()
+                )
+            }
             (Role::Follower, _) if lost => "there, and not yet taken in by the primary".to_owned(),
             (Role::Follower, _) if !said.why.is_empty() => format!("follower: {}", said.why),
             (Role::Follower, _) => format!("follower, image at record {} of {}", said.applied, said.next),
@@ -252,6 +265,8 @@ pub(super) fn show(members: &[(String, Said)]) {
             (role, _) => format!("{}: {}", role.name(), said.why),
         };
         let mood = match said.role {
+            Role::Primary if lost => Mood::Bad,
+            Role::Primary if !said.lost.is_empty() => Mood::Note,
             Role::Primary => Mood::Good,
             Role::Follower if !said.why.is_empty() => Mood::Bad,
             Role::Follower if !lost && rebuilt.is_none() => Mood::Good,

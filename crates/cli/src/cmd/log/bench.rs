@@ -99,7 +99,7 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
             "servers": recipes,
         }));
     }
-    anstream::println!(
+    ui::print(format_args!(
         "{} bytes, {} of {} servers: p50 {:.1} us, p99 {:.1} us, p99.9 {:.1} us; {rate:.0} appends a second ({} in all)",
         args.size.0,
         quorum.0,
@@ -108,7 +108,7 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
         us(0.99),
         us(0.999),
         nanos.len()
-    );
+    ));
     for recipe in &recipes {
         let text = |key: &str| recipe[key].as_str().unwrap_or_default().to_owned();
         ui::remark(format!("{}: {} ({})", text("server"), text("recipe"), text("survives")));

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::library;
 use crate::fail::{Context as _, Fail};
+use crate::ui;
 
 /// Sets the library path in a shell.
 const ENVIRONMENT: &str = "remanence.env";
@@ -19,7 +20,7 @@ pub(super) fn install(prefix: &Path) -> Result<(), Fail> {
     let to = directory(&prefix);
     put(&from, &prefix).context(|| format!("the libraries cannot be installed in {}", to.display()))?;
     let (to, prefix) = (to.display(), prefix.display());
-    anstream::println!(
+    ui::print(format_args!(
         "\
 The libraries are in {to}. What may follow:
 
@@ -30,7 +31,7 @@ The libraries are in {to}. What may follow:
   a build          pkg-config --libs {prefix}/lib/pkgconfig/{PKG_CONFIG}
 
 `rem verbs --uninstall {prefix}` removes them; undo the line for every program first, if you chose it."
-    );
+    ));
     Ok(())
 }
 
@@ -53,10 +54,10 @@ pub(super) fn uninstall(prefix: &Path) -> Result<(), Fail> {
     for directory in [directory.as_path(), &prefix.join("lib/pkgconfig"), &prefix.join("lib"), &prefix] {
         let _ = fs::remove_dir(directory);
     }
-    anstream::println!("The libraries are no longer in {}.", directory.display());
+    ui::print(format_args!("The libraries are no longer in {}.", directory.display()));
     let loader = Path::new("/etc/ld.so.conf.d/00-remanence.conf");
     if loader.exists() {
-        anstream::println!("Next, as root: rm {} && ldconfig", loader.display());
+        ui::print(format_args!("Next, as root: rm {} && ldconfig", loader.display()));
     }
     Ok(())
 }
