@@ -354,7 +354,15 @@ impl Member {
         let new_log = NewLog { mode: LogMode::Singleton, segment: None, random };
         let mut log = LogServer::bind(served, &log, &new_log)
             .map_err(|e| Error::Argument(format!("the log of this member is not served: {e}")))?;
-        let payload_max = log.own().with(|store| store.superblock().geometry.payload_max());
+        let (payload_max, made) =
+            log.own().with(|store| (store.superblock().geometry.payload_max(), store.state().clone()));
+        if let Some(acks) = options.acks.filter(|acks| made.acks > 0 && *acks != made.acks) {
+            return Err(Error::Argument(format!(
+                "this store acknowledges what {} of its members have, as it was made, and was to do so with {acks}; leave that out, or \
+                 `rem kv dump` the store and `rem kv load` it into another one",
+                made.acks
+            )));
+        }
         let mut promises = PromiseServer::bind(context, port, &options)?;
         let node = Node::new(Parts {
             names: options.members.iter().map(|(name, _)| name.clone()).collect(),

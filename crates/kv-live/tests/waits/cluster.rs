@@ -715,6 +715,24 @@ fn a_member_that_is_asked_to_grow_says_that_it_does_not_and_stays_as_it_is() {
 }
 
 #[test]
+fn a_member_that_is_to_acknowledge_otherwise_than_its_store_is_refused() {
+    let mut cluster = Cluster::new(3, |options| options);
+    cluster.whole();
+    cluster.stop(2);
+    let own = cluster.addrs()[2];
+    let device = Context::open(remanence_verbs::Options::udp(own.ip())).expect("its address");
+    let refused = Member::bind(&device, own.port(), cluster.options(2).acks(3)).expect_err("it is of two");
+    let refused = refused.to_string();
+    assert!(
+        refused.contains("acknowledges what 2 of its members have") && refused.contains("leave that out"),
+        "{refused}"
+    );
+    drop(device);
+    cluster.start(2);
+    cluster.whole();
+}
+
+#[test]
 fn a_member_of_another_store_is_not_taken_in() {
     let mut cluster = Cluster::new(3, |options| options);
     cluster.whole();
