@@ -307,6 +307,10 @@ impl Host {
     /// Carries a request out. What is read of a page that the medium has lost is zeros, and as good a sign of nothing as any:
     /// no answer counts then.
     fn handle(&mut self, client: ClientId, request: &Request) -> Reply {
+        let is_short = |upkeep: &Upkeep| request.begins_a_change() && upkeep.is_short_of_room();
+        if self.upkeep.as_ref().is_some_and(is_short) {
+            return Reply::Refused(Refusal::Full);
+        }
         let reply = self.core.handle(self.clock.now(), client, request);
         if self.region.failure().is_err() { Reply::Refused(Refusal::Medium) } else { reply }
     }

@@ -144,6 +144,16 @@ impl Request {
         }
     }
 
+    /// Whether it begins to change what a key has, and not only ends what was begun.
+    #[must_use]
+    pub fn begins_a_change(&self) -> bool {
+        match self {
+            Self::Put { .. } | Self::PutInline { .. } | Self::Delete { .. } => true,
+            Self::Batch(requests) => requests.iter().any(Self::begins_a_change),
+            _ => false,
+        }
+    }
+
     /// Whether it is about changing what a key has. What is left to a client that may not: to look, to have what it found
     /// made durable, and to say which view it uses.
     #[must_use]

@@ -84,6 +84,11 @@ impl Upkeep {
         Ok(self.busy)
     }
 
+    /// Whether no change is to be taken from clients: see [`is_short_of_room`](remanence_kv::replica::Primary::is_short_of_room).
+    pub(crate) fn is_short_of_room(&self) -> bool {
+        self.ships.with_ship(|primary| primary.is_short_of_room())
+    }
+
     /// How long there is nothing to do, if nobody says that there is.
     pub(crate) fn next(&self) -> Duration {
         let (is_followed, rests) = self.ships.with_ship(|primary| (primary.is_followed(), primary.rests()));

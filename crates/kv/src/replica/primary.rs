@@ -493,6 +493,14 @@ impl Primary {
         self.images.can_follow() < self.log.quorum().0 && self.images.rebuilding().is_none()
     }
 
+    /// Whether no change is to be taken from clients: half of the log is full, and the images that follow are too few for it to be trimmed,
+    /// of which no rebuilding makes more. What is shipped nevertheless takes the room that a member without its disk would need, and where
+    /// that one has to acknowledge, the store would stand still for ever.
+    #[must_use]
+    pub fn is_short_of_room(&self) -> bool {
+        self.log.is_half_full() && self.is_short_of_images() && self.images.needs_image().is_none()
+    }
+
     /// Whether what is shipped waits for images.
     const fn wants_room(&self) -> bool {
         !matches!(self.room, Room::Fair | Room::Acknowledged(_))

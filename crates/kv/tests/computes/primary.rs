@@ -13,7 +13,7 @@ use remanence_coord::log::{Geometry as LogGeometry, Make, Mode, Store as Log};
 use remanence_kv::replica::change::Changes;
 use remanence_kv::replica::keeper::{BLOCK, LEDGER_LEN};
 use remanence_kv::replica::primary::{Action, Event, Options};
-use remanence_kv::replica::{Keeper, LeadError, Order, Primary, Sizes};
+use remanence_kv::replica::{ImageReply, Keeper, LeadError, Order, Primary, Sizes};
 use remanence_pmem::crash_image::CrashImage;
 use remanence_pmem::{Medium, PersistenceDomain};
 
@@ -40,6 +40,8 @@ struct Host {
     is_silent: bool,
     /// Its image answers so many orders more.
     orders: usize,
+    /// Its image does not follow.
+    image_fails: bool,
     asked: VecDeque<Action>,
 }
 
@@ -48,7 +50,14 @@ impl Host {
         let geometry = LogGeometry::new(DATA_AT + LOG, 4096).expect("fair");
         let make = Make { mode: Mode::Singleton, geometry, uuid: Uuid([n; 16]), salt: n.into() };
         let log = Log::create(image(geometry.size), &make).expect("fair");
-        Self { log, keeper: keeper(), is_silent: false, orders: usize::MAX, asked: VecDeque::new() }
+        Self {
+            log,
+            keeper: keeper(),
+            is_silent: false,
+            orders: usize::MAX,
+            image_fails: false,
+            asked: VecDeque::new(),
+        }
     }
 
     /// The next answer, if it gives one: of its log and its image each in their order.
@@ -62,7 +71,10 @@ impl Host {
             Action::Log(action) => Event::Log(self.does(action)),
             Action::Order { epoch, order, .. } => {
                 self.orders -= 1;
-                Event::Image(self.keeper.obey(&mut self.log, epoch, &order))
+                Event::Image(match self.image_fails {
+                    true => ImageReply::Refused("its disk has failed".into()),
+                    false => self.keeper.obey(&mut self.log, epoch, &order),
+                })
             }
         })
     }
@@ -250,6 +262,26 @@ fn room_in_the_log_is_waited_for_until_enough_images_have_followed() {
     world.run();
     assert!(world.primary.is_shipped() && world.primary.trimmed() > 0);
     assert!(world.ships(4), "the third is not waited for");
+}
+
+/// Else the log is filled, and a member that lost its disk then has no room for it: of two that both have to acknowledge, none does any more.
+#[test]
+fn where_too_few_images_follow_no_change_is_taken_from_half_of_the_log_on() {
+    let mut world = World::led(2);
+    world.hosts[1].image_fails = true;
+    while !world.primary.is_short_of_room() {
+        world.ship();
+        assert!(world.primary.is_shipped() && world.primary.acknowledged() * 1500 < 2 * LOG / 3);
+    }
+    assert_eq!(world.primary.trimmed(), 0);
+    // Whatever is shipped all the same is not held up.
+    world.ship();
+    assert!(world.primary.is_shipped());
+    world.hosts[1].image_fails = false;
+    world.primary.follow(world.now);
+    world.run();
+    assert!(!world.primary.is_short_of_room(), "it follows again");
+    assert!(world.ships(4) && world.primary.trimmed() > 0);
 }
 
 #[test]

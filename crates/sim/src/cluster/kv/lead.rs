@@ -250,7 +250,13 @@ impl Serving<'_> {
             (LEAD, Some(_)) => message(LEAD, &[&epoch]),
             (REQUEST, Some(id)) => {
                 let request = Request::parse(&bytes[1..]).ok_or("a request means nothing")?;
-                let reply = self.core.handle(World::now().as_millis() as u64, *id, &request);
+                let is_short =
+                    request.begins_a_change() && self.ships.with_ship(|primary| primary.is_short_of_room());
+                let reply = if is_short {
+                    Reply::Refused(Refusal::Full)
+                } else {
+                    self.core.handle(World::now().as_millis() as u64, *id, &request)
+                };
                 let has_failed = reply == Reply::Refused(Refusal::Medium);
                 let bytes = message(REQUEST, &[&clock, &reply.emit()]);
                 self.tell_acknowledged();
