@@ -355,7 +355,7 @@ impl Member {
         let mut log = LogServer::bind(served, &log, &new_log)
             .map_err(|e| Error::Argument(format!("the log of this member is not served: {e}")))?;
         let (payload_max, made) =
-            log.own().with(|store| (store.superblock().geometry.payload_max(), store.state().clone()));
+            log.own().with(|store| (store.superblock().geometry.payload_max(), *store.state()));
         if let Some(acks) = options.acks.filter(|acks| made.acks > 0 && *acks != made.acks) {
             return Err(Error::Argument(format!(
                 "this store acknowledges what {} of its members have, as it was made, and was to do so with {acks}; leave that out, or \
