@@ -344,7 +344,7 @@ mod tests {
     #[test]
     fn a_module_that_ends_well_before_its_tests_have_has_not_passed() {
         let all = |executable: &str| {
-            let program = Program::at("none/early", executable.into(), "/".into());
+            let program = Program::at("ended/waits", executable.into(), "/".into());
             program.modules("torture::a: test\n").expect("fair").remove(0)
         };
         let silent = all("/bin/echo").run(&[], &BTreeMap::new()).expect("echo");
@@ -357,7 +357,7 @@ mod tests {
     #[test]
     fn an_executable_that_ends_well_within_its_tests_has_not_passed() {
         let run = |says: &str| {
-            let program = Program::at("none/alone", "/bin/echo".into(), "/".into());
+            let program = Program::at("alone/waits", "/bin/echo".into(), "/".into());
             program.run(&[says], &BTreeMap::new()).expect("echo")
         };
         let left = run("\nrunning 2 tests\ntest a ... ok");
