@@ -48,7 +48,7 @@ use remanence_pmem::Survives;
 use remanence_remote::{Background, Face, Reactor, Timer, elsewhere};
 use remanence_verbs::Context;
 
-use crate::client::{ConnectOptions, LogReader, ReadError, Record, nobody, said};
+use crate::client::{self, ConnectOptions, LogReader, ReadError, nobody, said};
 use crate::connection::{CallError, SessionConnection, connect};
 use crate::format::Epoch;
 use crate::group::{
@@ -88,6 +88,8 @@ struct Shared {
     /// There is something to do that was not looked at yet.
     stirred: AtomicBool,
     waker: Waker,
+    /// Of the servers.
+    names: Vec<String>,
 }
 
 /// What nobody holds while anything else is done: who is woken may ask for something at once.
@@ -105,14 +107,16 @@ struct Said {
     epoch: Option<Epoch>,
     quorum: (usize, usize),
     lost: Vec<(String, String)>,
-    behind: Vec<String>,
+    /// Of each server, whether it is there and has not got all records yet.
+    behind: Vec<bool>,
+    opened: Opened,
     survives: Option<Survives>,
 }
 
 /// What is asked for.
 enum Wanted {
-    /// A record, whose future ends when it is durable, or else when it has its number.
-    Append { payload: Vec<u8>, durable: bool },
+    /// Records, whose future ends when they are durable, or else when the last one has its number.
+    Append { payloads: Vec<Vec<u8>>, durable: bool },
     /// All records below this number are to be acknowledged.
     Acknowledged(u64),
     /// They are to be given up.
@@ -195,8 +199,8 @@ impl Shared {
             fence(Ordering::SeqCst);
             let asked = std::mem::take(&mut self.front().asked);
             state.go_on(asked, &mut Task::from_waker(&self.waker));
-            let (ended, said) = (std::mem::take(&mut state.ended), state.said());
-            self.front().said = said;
+            let ended = std::mem::take(&mut state.ended);
+            state.tell(&mut self.front().said);
             drop(state);
             ended.into_iter().for_each(|(answer, outcome)| answer.give(outcome));
         }
@@ -246,6 +250,7 @@ impl AsyncLog {
             state: Mutex::new(state),
             stirred: AtomicBool::new(false),
             waker: Waker::from(Arc::new(Stir(Weak::clone(shared)))),
+            names: servers.iter().map(ToString::to_string).collect(),
         });
         let log = Self { shared, _background: background };
         log.ask::<()>(Wanted::Open).await?;
@@ -258,7 +263,7 @@ impl AsyncLog {
     /// # Errors
     /// It does not fit: nothing was appended. Or too few servers are left: it may be found later or not.
     pub fn append(&self, payload: &[u8]) -> Pending<u64> {
-        self.ask(Wanted::Append { payload: payload.to_vec(), durable: true })
+        self.ask(Wanted::Append { payloads: vec![payload.to_vec()], durable: true })
     }
 
     /// Begins to append a record; its number. When the future ends the record has its place in the log, and is not durable:
@@ -267,7 +272,21 @@ impl AsyncLog {
     /// # Errors
     /// As for [`append`](Self::append).
     pub fn begin_append(&self, payload: &[u8]) -> Pending<u64> {
-        self.ask(Wanted::Append { payload: payload.to_vec(), durable: false })
+        self.begin_append_batch(vec![payload.to_vec()])
+    }
+
+    /// Begins to append these records, one behind the other and with no other one between them; the number of the last. They are sent
+    /// together, as far as they fit into one update. When the future ends all of them have their places in the log, and are not durable.
+    ///
+    /// # Errors
+    /// As for [`append`](Self::append), of the first that does not fit: those before it are in the log, as [`next`](Self::next) says, and
+    /// none behind it is.
+    ///
+    /// # Panics
+    /// There is no record.
+    pub fn begin_append_batch(&self, payloads: Vec<Vec<u8>>) -> Pending<u64> {
+        assert!(!payloads.is_empty(), "a batch has a record");
+        self.ask(Wanted::Append { payloads, durable: false })
     }
 
     /// Waits until all records below that number are acknowledged.
@@ -338,16 +357,19 @@ impl AsyncLog {
     /// The servers that are there and have not got all records yet: they get them while this goes on.
     #[must_use]
     pub fn behind(&self) -> Vec<String> {
-        self.shared.front().said.behind.clone()
+        let front = self.shared.front();
+        let behind = self.shared.names.iter().zip(&front.said.behind).filter(|(_, behind)| **behind);
+        behind.map(|(name, _)| name.clone()).collect()
     }
 
-    /// What opening the log has done so far: a server that is [behind](Self::behind) is still being given what it lacked.
+    /// What had been done when the log was open: a server that is [behind](Self::behind) is still being given what it lacked.
     #[must_use]
     pub fn opened(&self) -> Opened {
-        self.shared.state().machine.opened()
+        self.shared.front().said.opened.clone()
     }
 
-    /// By server that takes part: how a record is made durable there, and which failures it survives, as sentences.
+    /// By server that takes part: how a record is made durable there, and which failures it survives, as sentences. Waits for whoever goes on
+    /// with the log, and for a plan that is not known yet: it is for a thread, and not for a task that is polled where it is woken.
     #[must_use]
     pub fn recipes(&self) -> Vec<(String, String, String)> {
         let mut state = self.shared.state();
@@ -456,7 +478,9 @@ struct State {
     alarm: Option<Instant>,
     opening: Option<Opening>,
     /// Records that have no number yet, in their order.
-    appends: VecDeque<(Vec<u8>, bool, Weak<Answer>)>,
+    appends: VecDeque<Record>,
+    /// What opening has done, until that is told.
+    opened: Option<Opened>,
     /// By the number below which records must be acknowledged, and by the order in which that was asked for.
     waits: BTreeMap<(u64, u64), (u64, Weak<Answer>)>,
     waited: u64,
@@ -477,6 +501,15 @@ enum Link {
 
 /// What came of connecting to a server.
 type Made = Result<SessionConnection, ConnectionLost>;
+
+/// One that has no number yet.
+struct Record {
+    payload: Vec<u8>,
+    durable: bool,
+    /// The last one of what was asked for together, which the answer is for.
+    is_last: bool,
+    answer: Weak<Answer>,
+}
 
 struct Opening {
     /// Since when it is open, and waits for those that are slower.
@@ -519,6 +552,7 @@ impl State {
             alarm: None,
             opening: None,
             appends: VecDeque::new(),
+            opened: None,
             waits: BTreeMap::new(),
             waited: 0,
             trims: Vec::new(),
@@ -581,16 +615,20 @@ impl State {
         self.begun.elapsed()
     }
 
-    fn said(&self) -> Said {
-        let there = self.connections.iter().enumerate().filter(|(n, _)| self.machine.takes_part(*n));
-        Said {
-            next: self.machine.next(),
-            acknowledged: self.machine.acknowledged(),
-            epoch: Some(self.machine.epoch()),
-            quorum: self.machine.quorum(),
-            lost: self.machine.lost(),
-            behind: self.machine.behind().into_iter().map(ToOwned::to_owned).collect(),
-            survives: there.filter_map(|(_, one)| one.as_ref()?.survives()).reduce(Survives::and),
+    /// Says what is known, in the place of what was said before.
+    fn tell(&mut self, said: &mut Said) {
+        let machine = &self.machine;
+        let there = self.connections.iter().enumerate().filter(|(n, _)| machine.takes_part(*n));
+        said.next = machine.next();
+        said.acknowledged = machine.acknowledged();
+        said.epoch = Some(machine.epoch());
+        said.quorum = machine.quorum();
+        said.lost = machine.lost();
+        said.behind.clear();
+        said.behind.extend((0..self.servers.len()).map(|n| machine.is_behind(n)));
+        said.survives = there.filter_map(|(_, one)| one.as_ref()?.survives()).reduce(Survives::and);
+        if let Some(opened) = self.opened.take() {
+            said.opened = opened;
         }
     }
 
@@ -610,7 +648,16 @@ impl State {
     fn take_up(&mut self, wanted: Wanted, answer: Weak<Answer>) {
         match wanted {
             Wanted::Open => self.opening = Some(Opening { since: None, answer }),
-            Wanted::Append { payload, durable } => self.appends.push_back((payload, durable, answer)),
+            Wanted::Append { payloads, durable } => {
+                let last = payloads.len() - 1;
+                let record = |(n, payload)| Record {
+                    payload,
+                    durable,
+                    is_last: n == last,
+                    answer: Weak::clone(&answer),
+                };
+                self.appends.extend(payloads.into_iter().enumerate().map(record));
+            }
             Wanted::Acknowledged(below) => self.waits(below, 0, answer),
             Wanted::Trim(below) => match self.machine.trim(self.now(), below) {
                 Ok(()) => self.trims.push(Trim { below, since: self.now(), answer }),
@@ -735,17 +782,30 @@ impl State {
         };
         let answer = Weak::clone(&opening.answer);
         self.opening = None;
+        self.opened = Some(self.machine.opened());
         self.end(&answer, result);
         true
     }
 
     /// Gives records their numbers, as far as they are taken: as many together as have been asked for.
     fn append(&mut self) {
-        // Nobody waits for these, and they are not on their way.
-        self.appends.retain(|(_, _, answer)| answer.strong_count() > 0);
         let mut most = BATCH;
-        while !self.appends.is_empty() {
-            let some: Vec<&[u8]> = self.appends.iter().take(most).map(|(payload, ..)| &payload[..]).collect();
+        loop {
+            // Nobody waits for these, and they are not on their way. No more are looked at than are taken.
+            let mut at = 0;
+            while at < most
+                && let Some(record) = self.appends.get(at)
+            {
+                if record.answer.strong_count() > 0 {
+                    at += 1;
+                } else {
+                    self.appends.remove(at);
+                }
+            }
+            if at == 0 {
+                return;
+            }
+            let some: Vec<&[u8]> = self.appends.iter().take(at).map(|record| &record.payload[..]).collect();
             let count = match self.machine.append_batch(self.now(), &some) {
                 Ok((_, count)) => count,
                 Err(NotTaken::NotYet) => return,
@@ -755,14 +815,23 @@ impl State {
                     continue;
                 }
                 Err(NotTaken::Refused(error)) => {
-                    let (_, _, answer) = self.appends.pop_front().expect("it was refused");
-                    self.end(&answer, Err(error));
+                    // With it goes what was to come behind it.
+                    let mut refused = self.appends.pop_front().expect("it was refused");
+                    while !refused.is_last
+                        && let Some(next) = self.appends.pop_front()
+                    {
+                        refused = next;
+                    }
+                    self.end(&refused.answer, Err(error));
                     continue;
                 }
             };
             let first = self.machine.next() - count as u64;
             for number in first..self.machine.next() {
-                let (_, durable, answer) = self.appends.pop_front().expect("it was taken");
+                let Record { durable, is_last, answer, .. } = self.appends.pop_front().expect("it was taken");
+                if !is_last {
+                    continue;
+                }
                 if durable {
                     self.waits(number + 1, number, answer);
                 } else {
@@ -825,7 +894,8 @@ impl State {
 
     /// Nothing that is waited for will come.
     fn fail(&mut self, error: &GroupError) {
-        let appends = std::mem::take(&mut self.appends).into_iter().map(|(_, _, answer)| answer);
+        let last = |record: Record| record.is_last.then_some(record.answer);
+        let appends = std::mem::take(&mut self.appends).into_iter().filter_map(last);
         let waits = std::mem::take(&mut self.waits).into_values().map(|(_, answer)| answer);
         let trims = std::mem::take(&mut self.trims).into_iter().map(|trim| trim.answer);
         let closings = std::mem::take(&mut self.closings).into_iter().map(|closing| closing.answer);
@@ -909,7 +979,7 @@ impl AsyncLogReader {
 
     /// The next record; `None` at the end of the log as it is now, and after an error. Asked again later, it goes on. A future that is dropped
     /// takes no record away: the next one gives it.
-    pub async fn next(&mut self) -> Option<Result<Record, ReadError>> {
+    pub async fn next(&mut self) -> Option<Result<client::Record, ReadError>> {
         self.reader.next_as(Face::Task).await
     }
 

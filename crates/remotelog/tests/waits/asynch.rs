@@ -272,6 +272,25 @@ fn who_waits_when_the_servers_go_is_told() {
     assert!(nobody.to_string().contains("name all servers"), "{nobody}");
 }
 
+/// What comes behind a record that does not fit is not appended in its place.
+#[test]
+fn a_batch_is_appended_in_its_order_up_to_the_first_that_does_not_fit() {
+    let servers = [Server::new()];
+    let log = parked(AsyncLog::connect_to(&addresses(&servers), &to())).expect("it opens");
+    let batch = |from: u64| (from..from + 600).map(payload).collect::<Vec<_>>();
+    assert_eq!(parked(log.begin_append_batch(batch(0))), Ok(599), "more than are taken at a time");
+    let mut long = batch(600);
+    long[300] = vec![7; 1 << 20];
+    let refused = parked(log.begin_append_batch(long));
+    assert!(matches!(refused, Err(GroupError::Append(_))), "{refused:?}");
+    assert_eq!(log.next(), 900, "those before it are there");
+    assert_eq!(parked(log.append(&payload(900))), Ok(900), "and the log goes on");
+    drop(log.begin_append_batch(batch(5000)));
+    parked(log.wait(log.next())).expect("they are durable");
+    let records = servers[0].read();
+    assert!(records.iter().take(901).map(|record| record.payload.clone()).eq((0..901).map(payload)));
+}
+
 #[test]
 fn each_server_in_turn_is_started_again_and_the_writer_goes_on() {
     let mut servers = [(); 3].map(|()| Server::new());

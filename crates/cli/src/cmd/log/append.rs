@@ -180,33 +180,70 @@ fn append(
     depth: u16,
     out: &mut Printer,
 ) -> Result<(), Fail> {
-    let (begun, numbers) = mpsc::channel();
+    let (begun, batches) = mpsc::channel();
     let (give, free) = mpsc::channel();
-    (0..depth).try_for_each(|_| give.send(())).expect("they are waited for below");
     let (to, on) = (log.clone(), reactor.clone());
     // Who waits for input is not waited for: what fails meanwhile ends this.
-    std::thread::spawn(move || {
-        for record in records {
-            // One that is refused is the last: none that comes behind it gets its place.
-            let number = match record.context(|| "the input cannot be read".into()) {
-                Ok(_) if free.recv().is_err() => return,
-                Ok(record) => on
-                    .block_on(to.begin_append(&record))
-                    .map_err(|e| Fail::new(format!("record {} is not appended: {e}", to.next()))),
-                Err(unread) => Err(unread),
-            };
-            let is_over = number.is_err();
-            if begun.send(number).is_err() || is_over {
-                return;
+    std::thread::spawn(move || begin_all(&to, &on, &records, usize::from(depth), &begun, &free));
+    for batch in batches {
+        let (last, count) = match batch {
+            Ok(batch) => batch,
+            Err(refused) => {
+                // What is under way may still become durable, and then counts.
+                let _ = reactor.block_on(log.wait(log.next()));
+                out.up_to(log.acknowledged())?;
+                return Err(refused);
             }
-        }
-    });
-    for number in numbers {
-        let waited = reactor.block_on(log.wait(number? + 1));
+        };
+        let waited = reactor.block_on(log.wait(last + 1));
         out.up_to(log.acknowledged())?;
         waited.map_err(|e| Fail::new(e.to_string()))?;
         // Who reads the input may have come to its end.
-        let _ = give.send(());
+        let _ = give.send(count);
     }
     Ok(())
+}
+
+/// The number of the last record of a batch that has its place, and how many there are; or why the next one has none, which is the end.
+type Begun = Result<(u64, usize), Fail>;
+
+/// Begins to append what there is to be read, in batches, while fewer than `depth` records are under way; `free` says which no longer are.
+fn begin_all(
+    log: &AsyncLog,
+    reactor: &Reactor,
+    records: &mpsc::Receiver<io::Result<Vec<u8>>>,
+    depth: usize,
+    begun: &mpsc::Sender<Begun>,
+    free: &mpsc::Receiver<usize>,
+) {
+    let mut room = depth;
+    while let Ok(first) = records.recv() {
+        room += free.try_iter().sum::<usize>();
+        while room == 0 {
+            let Ok(count) = free.recv() else { return };
+            room += count;
+        }
+        let more = records.try_iter().take(room - 1);
+        let (mut batch, mut unread) = (Vec::new(), None);
+        for record in std::iter::once(first).chain(more) {
+            match record {
+                Ok(record) => batch.push(record),
+                Err(error) => unread = Some(error),
+            }
+        }
+        if !batch.is_empty() {
+            let count = batch.len();
+            room -= count;
+            let last = reactor.block_on(log.begin_append_batch(batch));
+            let last = last.map_err(|e| Fail::new(format!("record {} is not appended: {e}", log.next())));
+            let is_over = last.is_err();
+            if begun.send(last.map(|last| (last, count))).is_err() || is_over {
+                return;
+            }
+        }
+        if let Some(error) = unread {
+            let _ = begun.send(Err(error).context(|| "the input cannot be read".into()));
+            return;
+        }
+    }
 }

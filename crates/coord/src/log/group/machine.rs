@@ -323,8 +323,14 @@ impl Machine {
     /// Servers that take part and have not got all records yet.
     #[must_use]
     pub fn behind(&self) -> Vec<&str> {
-        let behind = self.servers.iter().filter(|server| server.is_up() && server.has() < self.acknowledged);
-        behind.map(|server| &server.name[..]).collect()
+        (0..self.servers.len()).filter(|n| self.is_behind(*n)).map(|n| self.name(n)).collect()
+    }
+
+    /// Whether a server is there and has not got all records yet.
+    #[must_use]
+    pub fn is_behind(&self, server: usize) -> bool {
+        let server = &self.servers[server];
+        server.is_up() && server.has() < self.acknowledged
     }
 
     /// The name of a server.
