@@ -20,9 +20,9 @@ Examples:
   rem log append a,b,c --acks 2 < orders.txt
   rem log append 127.0.0.1 --file photo.jpg --whole
 
-Each line is a record. Its number is printed when it is durable on --acks servers, and not before. A server that is lost
-is connected to again meanwhile; at the end, those that are there are waited for until they have all of the log. To write to a log
-shuts its earlier writer out.")]
+Each line is a record. Its number is printed when it is durable on --acks servers, and not before. A
+server that is lost is connected to again meanwhile; at the end, those that are there are waited for
+until they have all of the log. To write to a log shuts its earlier writer out.")]
 pub(super) struct Args {
     #[command(flatten)]
     write: Write,
