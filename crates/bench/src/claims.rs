@@ -4,7 +4,8 @@ use std::fmt;
 
 use serde::Serialize;
 
-use crate::report::figure;
+use crate::report::Sense;
+use crate::stats::{Estimate, Judgement};
 
 /// Whether a claim holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
@@ -16,12 +17,33 @@ pub enum Verdict {
     FailsHere,
     /// Its hardware is not here; a model that was built on the paper's own figures shows it.
     ModelOnly,
+    /// It was measured, and the interval of what was found has both sides of the limit.
+    Undecided,
     /// It could not be looked at.
     Open,
 }
 
 impl Verdict {
-    /// Of something that was measured, or not.
+    /// Of an estimate: the claim holds where its whole interval is on the good side of the limit, in every state of the machine.
+    #[must_use]
+    pub fn judged<E: Into<Estimate>>(found: Option<E>, sense: Sense, limit: f64) -> Self {
+        match found.map_or(Judgement::NotMeasured, |found| found.into().judge(sense, limit)) {
+            Judgement::Holds => Self::HoldsHere,
+            Judgement::Missed => Self::FailsHere,
+            Judgement::Undecided => Self::Undecided,
+            Judgement::NotMeasured => Self::Open,
+        }
+    }
+
+    /// Of two things that a claim says: it holds where both do.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        let order = [Self::FailsHere, Self::Open, Self::Undecided, Self::ModelOnly, Self::HoldsHere];
+        let is = |verdict: &Self| self == *verdict || other == *verdict;
+        order.into_iter().find(is).unwrap_or(Self::Open)
+    }
+
+    /// Of something that was seen, or not.
     #[must_use]
     pub fn of(holds: Option<bool>) -> Self {
         match holds {
@@ -38,6 +60,7 @@ impl fmt::Display for Verdict {
             Self::HoldsHere => "holds here",
             Self::FailsHere => "does not hold here",
             Self::ModelOnly => "in the model only",
+            Self::Undecided => "undecided here",
             Self::Open => "not measured",
         })
     }
@@ -68,10 +91,10 @@ impl fmt::Display for Claim {
     }
 }
 
-/// A ratio as words.
+/// A ratio as words: that of the state with the most blocks, with its interval.
 #[must_use]
-pub fn times(ratio: Option<f64>) -> String {
-    ratio.map_or_else(|| "not measured".to_owned(), |ratio| format!("{} x", figure(ratio)))
+pub fn times<E: Into<Estimate>>(ratio: Option<E>) -> String {
+    ratio.map_or_else(|| "not measured".to_owned(), |ratio| format!("{} x", ratio.into()))
 }
 
 /// Claims, one below the other.

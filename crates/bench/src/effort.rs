@@ -1,6 +1,7 @@
 //! How much a bench measures: the same three steps for all of them.
 
 use crate::machine::State;
+use crate::report::Bar;
 
 /// How much is measured.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -32,10 +33,18 @@ impl Effort {
         }
     }
 
-    /// Whether there is another round after the `done` of `rounds` that were asked for: more than these where something is
-    /// `missing` still, as it was only measured while the machine was in different states. Twice as many more, and no further.
-    pub(crate) fn another(done: u64, rounds: u64, missing: impl FnOnce() -> bool) -> bool {
-        done < rounds || (done < 3 * rounds && missing())
+    /// How many bursts each point has at least, where nothing is wrong.
+    #[must_use]
+    pub const fn least(self) -> usize {
+        if matches!(self, Self::Tiny) { 1 } else { crate::stats::LEAST }
+    }
+
+    /// Whether there is another block after the `done` of `blocks` that were asked for: more than these where a bar is not
+    /// measured or undecided still, as the machine was in different states, or varied. Twice as many more, and no further.
+    pub(crate) fn another(self, done: u64, blocks: u64, bars: impl FnOnce() -> Vec<Bar>) -> bool {
+        // With one burst nothing is decided.
+        let open = |bar: &Bar| if self == Self::Tiny { bar.value.is_none() } else { bar.is_open() };
+        done < blocks || (done < 3 * blocks && bars().iter().any(open))
     }
 
     /// The state of the machine. A tiny run is compared with nothing, and must not lose its one burst because the two cores
@@ -48,13 +57,28 @@ impl Effort {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::Sense;
+    use crate::samples::{Key, Metric, Samples};
 
     #[test]
-    fn what_is_missing_gets_more_rounds_and_not_for_ever() {
-        let rounds =
-            |missing: fn(u64) -> bool| (0..).take_while(|n| Effort::another(*n, 3, || missing(*n))).count();
-        assert_eq!(rounds(|_| false), 3);
-        assert_eq!(rounds(|n| n < 5), 5);
-        assert_eq!(rounds(|_| true), 9);
+    fn what_is_open_gets_more_blocks_and_not_for_ever() {
+        let blocks = |effort: Effort, value: fn(u64) -> Option<f64>| {
+            let bars = |n| vec![Bar::new("a", value(n), Sense::AtMost, 1.0)];
+            (0..).take_while(|n| effort.another(*n, 3, || bars(*n))).count()
+        };
+        assert_eq!(blocks(Effort::Quick, |_| Some(2.0)), 3);
+        assert_eq!(blocks(Effort::Quick, |n| (n >= 5).then_some(2.0)), 5);
+        assert_eq!(blocks(Effort::Quick, |_| None), 9);
+    }
+
+    #[test]
+    fn a_tiny_run_does_not_wait_for_a_decision() {
+        let mut samples = Samples::default();
+        let key = Key { op: "a".into(), x: 1, series: "a".into(), metric: Metric::Latency };
+        samples.add(&key, State::Any, State::Any, [1.0]);
+        let bars = || vec![Bar::new("a", samples.level(&key), Sense::AtMost, 1.0)];
+        assert!(
+            bars()[0].is_open() && !Effort::Tiny.another(1, 1, bars) && Effort::Quick.another(1, 1, bars)
+        );
     }
 }

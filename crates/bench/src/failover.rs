@@ -18,7 +18,6 @@ use std::time::{Duration, Instant};
 use remanence_kv_live::{ConnectOptions, Error, MemberStats, PutOptions, Role, Store};
 use remanence_verbs::Context;
 
-use crate::machine::Machine;
 use crate::netns::Star;
 use crate::process::Server;
 use crate::report::{Bar, Kind, Report, Row, Sense};
@@ -107,18 +106,10 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
         gaps.sort_by(f64::total_cmp);
         let worst = gaps.last().copied();
         if let (Some(worst), Some(p50)) = (worst, gaps.get(gaps.len() / 2)) {
-            rows.push(Row {
-                series: format!("{MEMBERS} members"),
-                op: fault.name().to_owned(),
-                x: 0,
-                metric: "unavailability",
-                unit: "ms",
-                state: "any",
-                p50: *p50,
-                p99: worst,
-                n: gaps.len() as u64,
-                kind: Kind::Live,
-            });
+            let metric = ("unavailability", "ms");
+            let row = Row::single(fault.name(), 0, format!("{MEMBERS} members"), metric, *p50, Kind::Live);
+            let n = gaps.len() as u64;
+            rows.push(Row { p99: Some(worst), bursts: n, n, ..row });
         }
         let name = format!("without a write: primary {}, worst, ms", fault.name());
         bars.push(Bar::new(name, worst, Sense::AtMost, fault.limit()));
@@ -127,7 +118,7 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
         "members": MEMBERS, "rounds": options.rounds, "arguments": options.more,
         "unavailability": "from the fault to the first write that is acknowledged after it; p99 is the worst",
     });
-    Ok(Report { bench: "failover", machine: Machine::here(), params, rows, bars, skipped })
+    Ok(Report::of_rows("failover", params, rows, bars, skipped))
 }
 
 enum Failed {

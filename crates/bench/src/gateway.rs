@@ -11,9 +11,10 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::effort::Effort;
-use crate::machine::Machine;
-use crate::redis::{self, Fsync, Process, Said, Shape};
-use crate::report::{Bar, Kind, Report, Row, Sense};
+use crate::machine::State;
+use crate::redis::{self, Fsync, Process, Shape};
+use crate::report::{Bar, Report, Sense};
+use crate::samples::{Key, Metric, Samples};
 
 /// What Redis may be faster by.
 const LIMIT: f64 = 1.5;
@@ -148,25 +149,21 @@ struct Amount {
 impl Amount {
     fn of(effort: Effort) -> Self {
         Self {
-            rounds: effort.pick(1, 2, 7),
+            rounds: effort.pick(1, 6, 9),
             keys: effort.pick(100, 5_000, 20_000),
             fields: effort.pick(1_000, 10_000, 100_000),
             shapes: effort.pick(
                 vec![(1, 50), (4, 200)],
-                vec![(1, 200), (50, 5_000)],
+                vec![(1, 100), (50, 3_000)],
                 vec![(1, 1_000), (10, 8_000), (50, 30_000)],
             ),
         }
     }
 }
 
-/// One run of one command against one server.
-struct Run {
-    case: usize,
-    clients: u32,
-    who: Who,
-    round: u64,
-    said: Said,
+/// A command's rate, or latency, from so many clients.
+fn key(case: &Case, clients: u32, who: &str, metric: Metric) -> Key {
+    Key { op: case.name.to_owned(), x: clients.into(), series: who.to_owned(), metric }
 }
 
 /// Runs it. `progress` is told each step, as (done, of, what).
@@ -177,7 +174,7 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
     let amount = Amount::of(options.effort);
     let steps = amount.rounds * CASES.len() as u64;
     let most = amount.shapes.iter().map(|(clients, _)| *clients).max().unwrap_or_default();
-    let (mut runs, mut disk, mut skipped) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut samples, mut skipped) = (Samples::default(), Vec::new());
     let missing = ["redis-server", "redis-benchmark"]
         .iter()
         .zip(["redis-server", "redis-tools"])
@@ -186,7 +183,9 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
         Some(why) => skipped.push(why),
         None => {
             for round in 0..amount.rounds {
-                disk.push(fdatasyncs(&options.directory, options.effort)?);
+                samples.block(round);
+                let rate = [fdatasyncs(&options.directory, options.effort)? / 1e6];
+                samples.add(&disk(), State::Any, State::Any, rate);
                 let mut servers = [
                     (Who::Gateway, gateway(options)?),
                     (Who::Redis, redis::redis(options.directory.join("redis"), Fsync::Always)?),
@@ -197,27 +196,19 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
                 }
                 for (case, what) in CASES.iter().enumerate() {
                     progress(round * CASES.len() as u64 + case as u64, steps, what.name);
-                    one_case(&amount, round, case, &servers, &mut runs)?;
+                    one_case(&amount, case, &servers, &mut samples)?;
                 }
             }
         }
     }
     let kind = redis::file_system(&options.directory).unwrap_or_else(|| "unknown".into());
     let params = serde_json::json!({
-        "effort": options.effort.word(), "rounds": amount.rounds, "keys": amount.keys, "fields of the large hash": amount.fields,
+        "rounds": amount.rounds, "keys": amount.keys, "fields of the large hash": amount.fields,
         "bytes of a value": VALUE, "file system": kind, "x": words_of_x(),
-        "rate": "p50 is the median of the rounds, p99 the worst of them",
-        "latency": "p50 and p99 as redis-benchmark gives them, of each the median of the rounds",
-        "bars": "the geometric mean of the rounds' ratios",
+        "latency": "of each run the p50 that redis-benchmark gives; its p99 stands under the name of the command",
     });
-    Ok(Report {
-        bench: "gateway",
-        machine: Machine::here(),
-        params,
-        rows: rows(&runs, &disk),
-        bars: bars(&runs, most),
-        skipped,
-    })
+    let bars = bars(&samples, most);
+    Ok(Report::new("gateway", options.effort, params, &samples, bars, skipped))
 }
 
 fn words_of_x() -> serde_json::Value {
@@ -234,10 +225,9 @@ fn gateway(options: &Options) -> Result<Process, String> {
 
 fn one_case(
     amount: &Amount,
-    round: u64,
     case: usize,
     servers: &[(Who, Process); 2],
-    runs: &mut Vec<Run>,
+    samples: &mut Samples,
 ) -> Result<(), String> {
     let what = &CASES[case];
     let value = "x".repeat(VALUE);
@@ -264,7 +254,13 @@ fn one_case(
             let Some(said) = said.into_iter().next() else {
                 return Err(failed("redis-benchmark gave no figures".into()));
             };
-            runs.push(Run { case, clients, who: *who, round, said });
+            let mut add = |key: &Key, value| samples.add(key, State::Any, State::Any, [value]);
+            add(&key(what, clients, who.name(), Metric::Rate), said.rate / 1e6);
+            add(&key(what, clients, who.name(), Metric::Latency), said.p50_us);
+            add(
+                &Key { op: format!("{}, p99", what.name), ..key(what, clients, who.name(), Metric::Latency) },
+                said.p99_us,
+            );
         }
     }
     Ok(())
@@ -325,117 +321,35 @@ fn fdatasyncs(directory: &Path, effort: Effort) -> Result<f64, String> {
     Ok(rate)
 }
 
-fn median(values: &mut [f64]) -> Option<f64> {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied()
+/// Syncs of the disk itself.
+fn disk() -> Key {
+    Key { op: "fdatasync".to_owned(), x: 0, series: "this disk".to_owned(), metric: Metric::Rate }
 }
 
-fn row(
-    op: &str,
-    x: u64,
-    series: &str,
-    of: (&'static str, &'static str),
-    values: (f64, f64),
-    n: usize,
-) -> Row {
-    Row {
-        series: series.to_owned(),
-        op: op.to_owned(),
-        x,
-        metric: of.0,
-        unit: of.1,
-        state: "any",
-        p50: values.0,
-        p99: values.1,
-        n: n as u64,
-        kind: Kind::Live,
-    }
-}
-
-fn rows(runs: &[Run], disk: &[f64]) -> Vec<Row> {
-    let mut rows = Vec::new();
-    let rate = ("rate", "kop/s");
-    let mut all = disk.to_vec();
-    if let Some(p50) = median(&mut all) {
-        rows.push(row("fdatasync", 0, "this disk", rate, (p50 / 1e3, all[0] / 1e3), all.len()));
-    }
-    let clients: std::collections::BTreeSet<u32> = runs.iter().map(|run| run.clients).collect();
-    for (case, what) in CASES.iter().enumerate() {
-        for &clients in &clients {
-            for who in [Who::Gateway, Who::Redis] {
-                let of = runs.iter().filter(|run| (run.case, run.clients, run.who) == (case, clients, who));
-                let figures = |of_one: fn(&Said) -> f64| -> Vec<f64> {
-                    of.clone().map(|run| of_one(&run.said)).collect()
-                };
-                let (mut rates, mut p50s, mut p99s) = (
-                    figures(|said| said.rate / 1e3),
-                    figures(|said| said.p50_us),
-                    figures(|said| said.p99_us),
-                );
-                let (Some(middle), Some(p50), Some(p99)) =
-                    (median(&mut rates), median(&mut p50s), median(&mut p99s))
-                else {
-                    continue;
-                };
-                let (x, n) = (u64::from(clients), rates.len());
-                rows.push(row(what.name, x, who.name(), rate, (middle, rates[0]), n));
-                rows.push(row(what.name, x, who.name(), ("latency", "us"), (p50, p99), n));
-            }
-        }
-    }
-    rows
-}
-
-fn bars(runs: &[Run], clients: u32) -> Vec<Bar> {
-    let of = |case: usize, who: Who, round: u64| {
-        let found = runs
-            .iter()
-            .find(|run| (run.case, run.clients, run.who, run.round) == (case, clients, who, round));
-        found.map(|run| run.said.rate)
+fn bars(samples: &Samples, clients: u32) -> Vec<Bar> {
+    let bar = |what: &Case| {
+        let of = |who: Who| key(what, clients, who.name(), Metric::Rate);
+        let ratio = samples.ratio(&of(Who::Redis), &of(Who::Gateway));
+        Bar::new(format!("{}, {clients} clients: Redis / gateway", what.name), ratio, Sense::AtMost, LIMIT)
     };
-    let ratio = |case: usize| {
-        let rounds = runs.iter().map(|run| run.round).max()? + 1;
-        let logs: Option<Vec<f64>> = (0..rounds)
-            .map(|round| Some((of(case, Who::Redis, round)? / of(case, Who::Gateway, round)?).ln()))
-            .collect();
-        logs.map(|logs| (logs.iter().sum::<f64>() / logs.len() as f64).exp())
-    };
-    CASES
-        .iter()
-        .enumerate()
-        .map(|(case, what)| {
-            Bar::new(
-                format!("{}, {clients} clients: Redis / gateway", what.name),
-                ratio(case),
-                Sense::AtMost,
-                LIMIT,
-            )
-        })
-        .collect()
+    CASES.iter().map(bar).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn run(round: u64, who: Who, rate: f64) -> Run {
-        let said = Said { test: "SET".into(), rate, p50_us: 1.0, p99_us: 2.0 };
-        Run { case: 0, clients: 50, who, round, said }
-    }
-
     #[test]
-    fn a_bar_is_the_geometric_mean_of_its_rounds_and_lacks_a_value_where_one_side_is_missing() {
-        let mut runs = vec![
-            run(0, Who::Gateway, 100.0),
-            run(0, Who::Redis, 400.0),
-            run(1, Who::Redis, 100.0),
-            run(1, Who::Gateway, 100.0),
-        ];
-        let value = bars(&runs, 50)[0].value.expect("both sides of both rounds");
-        assert!((value - 2.0).abs() < 1e-9, "{value}");
-        assert_eq!(bars(&runs, 50)[1].value, None, "nobody ran it");
-        runs.pop();
-        assert_eq!(bars(&runs, 50)[0].value, None);
-        assert_eq!(bars(&[], 50)[0].value, None);
+    fn a_bar_lacks_a_value_where_one_side_is_missing() {
+        let mut samples = Samples::default();
+        for (block, rate) in [400.0, 100.0].into_iter().enumerate() {
+            samples.block(block as u64);
+            for (who, rate) in [(Who::Gateway, 100.0), (Who::Redis, rate)] {
+                samples.add(&key(&CASES[0], 50, who.name(), Metric::Rate), State::Any, State::Any, [rate]);
+            }
+        }
+        let value = bars(&samples, 50)[0].value.expect("both sides of both rounds");
+        assert!((value - 2.0).abs() < 0.01, "{value}");
+        assert_eq!(bars(&samples, 50)[1].value, None, "nobody ran it");
     }
 }

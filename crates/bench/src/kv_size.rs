@@ -18,7 +18,6 @@ use remanence_kv::{Geometry, Options as StoreOptions, Refusal, Reply, Request, S
 use remanence_pmem::{FileOptions, Region};
 
 use crate::effort::Effort;
-use crate::machine::Machine;
 use crate::report::{Bar, Kind, Report, Row, Sense};
 
 /// Bytes of an object: 48 of header, 8 of key.
@@ -89,17 +88,13 @@ impl Times {
     }
 
     fn row(&self, op: &str, keys: u64) -> Row {
+        let at = |quantile| self.micros.value_at_quantile(quantile) as f64 / 1e3;
         Row {
-            series: "one store".to_owned(),
-            op: op.to_owned(),
-            x: keys,
-            metric: "latency",
-            unit: "us",
-            state: "any",
-            p50: self.micros.value_at_quantile(0.5) as f64 / 1e3,
-            p99: self.micros.value_at_quantile(0.99) as f64 / 1e3,
+            mean: Some(self.micros.mean() / 1e3),
+            p99: Some(at(0.99)),
+            p999: Some(at(0.999)),
             n: self.micros.len(),
-            kind: Kind::Live,
+            ..Row::single(op, keys, "one store", ("latency", "us"), at(0.5), Kind::Live)
         }
     }
 }
@@ -398,18 +393,7 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
         rows.extend(found.rows.iter().cloned());
     }
     let mut figure = |op: &str, metric, unit, value: f64| {
-        rows.push(Row {
-            series: "one store".to_owned(),
-            op: op.to_owned(),
-            x: large.keys,
-            metric,
-            unit,
-            state: "any",
-            p50: value,
-            p99: value,
-            n: 1,
-            kind: Kind::Live,
-        });
+        rows.push(Row::single(op, large.keys, "one store", (metric, unit), value, Kind::Live));
     };
     figure("memory of the server per key", "size", "B", large.per_key);
     figure("medium per key", "size", "B", large.on_medium);
@@ -435,5 +419,5 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
         "longest_put": large.put.1, "longest_get": large.get.1, "longest_step": large.step.1,
         "waits": "of one request or step, without the time in which the scheduler had it wait for a CPU",
     });
-    Ok(Report { bench: "kv-size", machine: Machine::here(), params, rows, bars, skipped })
+    Ok(Report::of_rows("kv-size", params, rows, bars, skipped))
 }

@@ -25,6 +25,7 @@ pub mod remotelog;
 pub mod report;
 pub mod rpc;
 pub mod samples;
+pub mod stats;
 pub mod transport;
 pub mod urdma;
 pub mod verbs;

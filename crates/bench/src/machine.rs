@@ -65,6 +65,8 @@ pub enum State {
 }
 
 impl State {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Near, Self::Far, Self::Unclear, Self::Any];
     /// Round trips below this are near, in nanoseconds.
     const NEAR_NS_MAX: f64 = 200.0;
     /// Round trips above this are far, in nanoseconds.

@@ -1,5 +1,6 @@
 //! Figures as SVG: panels beside and below each other, each with its legend above what it shows and never over it.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 
@@ -30,7 +31,26 @@ pub struct Panel {
 }
 
 /// What is compared: its name, and its points.
-pub type Line = (String, Vec<(f64, f64)>);
+pub type Line = (String, Vec<Point>);
+
+/// A point of a line, with the interval that is drawn around it.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Point {
+    /// Where on the x axis.
+    pub x: f64,
+    /// The value there.
+    pub y: f64,
+    /// The bounds of its 95 % interval, if it has one.
+    pub interval: Option<(f64, f64)>,
+}
+
+impl Point {
+    /// A point without an interval.
+    #[must_use]
+    pub const fn at(x: f64, y: f64) -> Self {
+        Self { x, y, interval: None }
+    }
+}
 
 /// The x of a panel.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -44,7 +64,7 @@ pub enum Axis {
 }
 
 /// Draws one panel for each operation and metric of the report that was measured at more than one x: both axes are
-/// logarithmic, a line for each series. Where several machine states were met, the one with the most samples is drawn.
+/// logarithmic, a line for each series. Where several machine states were met, the one with the most bursts is drawn.
 ///
 /// # Errors
 /// One sentence if the file cannot be written.
@@ -72,7 +92,7 @@ pub fn draw(report: &Report, path: &Path) -> Result<(), String> {
     draw_panels(report, &panels, 3, path)
 }
 
-/// The points of each series, one for each x: of the state with the most samples there.
+/// The points of each series, one for each x: of the state with the most bursts there.
 #[must_use]
 pub fn lines(rows: &[&Row]) -> Vec<Line> {
     let mut names: Vec<&str> = rows.iter().map(|r| r.series.as_str()).collect();
@@ -81,17 +101,16 @@ pub fn lines(rows: &[&Row]) -> Vec<Line> {
     names.into_iter().map(|name| (name.to_owned(), line(rows, name))).collect()
 }
 
-fn line(rows: &[&Row], series: &str) -> Vec<(f64, f64)> {
-    let mut points: Vec<(u64, u64, f64)> = Vec::new();
+fn line(rows: &[&Row], series: &str) -> Vec<Point> {
+    let mut points: BTreeMap<u64, &Row> = BTreeMap::new();
     for row in rows.iter().filter(|r| r.series == series) {
-        match points.iter_mut().find(|p| p.0 == row.x) {
-            Some(point) if point.1 >= row.n => {}
-            Some(point) => *point = (row.x, row.n, row.p50),
-            None => points.push((row.x, row.n, row.p50)),
+        let point = points.entry(row.x).or_insert(row);
+        if point.bursts < row.bursts {
+            *point = row;
         }
     }
-    points.sort_unstable_by_key(|p| p.0);
-    points.into_iter().map(|(x, _, y)| (x as f64, y)).collect()
+    let point = |(x, row): (u64, &Row)| Point { x: x as f64, y: row.p50, interval: row.low.zip(row.high) };
+    points.into_iter().map(point).collect()
 }
 
 /// Draws these panels, so many beside each other. A series has the same colour in all of them.
@@ -253,12 +272,17 @@ fn draw_panel<'a>(area: &Area<'a>, panel: &Panel, all: &[&str]) -> Result<(), Fa
         let colour = colour(name);
         if named {
             let wide = 0.8 / present.len() as f64;
-            for (x, y) in points {
+            for Point { x, y, interval } in points {
                 let left = x + 0.1 + wide * number as f64;
                 // What is beyond all measure ends at the top, and says so.
                 let top = if y.is_finite() { ys.place(*y) } else { ys.high };
                 let bar = Rectangle::new([(left, bottom), (left + wide * 0.92, top)], colour.filled());
                 chart.draw_series([bar])?;
+                let middle = left + wide * 0.46;
+                let whisker = |(low, high)| {
+                    PathElement::new(vec![(middle, ys.place(low)), (middle, ys.place(high))], BLACK.mix(0.7))
+                };
+                chart.draw_series(interval.map(whisker))?;
                 if !y.is_finite() {
                     // Within the bar and along it: it is narrower than the word.
                     let width = f64::from(below.dim_in_pixel().0 - 58) * wide * 0.92 / xs.high;
@@ -272,7 +296,12 @@ fn draw_panel<'a>(area: &Area<'a>, panel: &Panel, all: &[&str]) -> Result<(), Fa
                 }
             }
         } else {
-            let points: Vec<(f64, f64)> = points.iter().map(|(x, y)| (xs.place(*x), ys.place(*y))).collect();
+            let whisker = |point: &Point| {
+                let (x, (low, high)) = (xs.place(point.x), point.interval?);
+                Some(PathElement::new(vec![(x, ys.place(low)), (x, ys.place(high))], colour.mix(0.6)))
+            };
+            chart.draw_series(points.iter().filter_map(whisker))?;
+            let points: Vec<(f64, f64)> = points.iter().map(|p| (xs.place(p.x), ys.place(p.y))).collect();
             chart.draw_series(LineSeries::new(points.iter().copied(), colour.stroke_width(2)))?;
             // Many points are a line by themselves.
             if points.len() <= 32 {
@@ -298,7 +327,7 @@ struct Scale {
 
 impl Scale {
     fn of_x(panel: &Panel) -> Self {
-        let mut values: Vec<f64> = panel.series.iter().flat_map(|s| &s.1).map(|p| p.0).collect();
+        let mut values: Vec<f64> = panel.series.iter().flat_map(|s| &s.1).map(|p| p.x).collect();
         values.sort_by(f64::total_cmp);
         values.dedup();
         let last = values.last().copied().unwrap_or(1.0);
@@ -326,7 +355,7 @@ impl Scale {
     }
 
     fn of_y(panel: &Panel) -> Self {
-        let values = || panel.series.iter().flat_map(|s| &s.1).map(|p| p.1).filter(|y| y.is_finite());
+        let values = || panel.series.iter().flat_map(|s| &s.1).map(|p| p.y).filter(|y| y.is_finite());
         let highest = values().fold(0.0, f64::max);
         if !panel.log {
             let high = if highest > 0.0 { highest * 1.08 } else { 1.0 };
@@ -434,7 +463,7 @@ mod tests {
     }
 
     fn panel(x: Axis, log: bool, points: &[(f64, f64)]) -> Panel {
-        let series = vec![("a".to_owned(), points.to_vec())];
+        let series = vec![("a".to_owned(), points.iter().map(|(x, y)| Point::at(*x, *y)).collect())];
         Panel { caption: String::new(), x, unit: "us".into(), log, series, shaded: vec![], shade: "" }
     }
 

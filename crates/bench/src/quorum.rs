@@ -23,7 +23,6 @@ use remanence_remotelog::{AppendError, Group, GroupError, Method, SessionConnect
 use remanence_verbs::Context;
 
 use crate::effort::Effort;
-use crate::machine::Machine;
 use crate::process::Server;
 use crate::report::{Bar, Report, Sense};
 use crate::samples::{Key, Metric, Samples};
@@ -111,17 +110,18 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
         .map(|n| Bare::new(&options.directory.join(format!("bare{n}"))))
         .collect::<Result<Vec<_>, _>>()?;
     let mut samples = Samples::default();
+    samples.control(&Series::Alone(0).key(PAYLOADS[0]));
     let cells: Vec<(usize, Series)> =
         PAYLOADS.into_iter().flat_map(|payload| Series::ALL.map(|series| (payload, series))).collect();
     let total = rounds * cells.len() as u64;
     let mut round = 0;
-    while Effort::another(round, rounds, || bars(&samples).iter().any(|bar| bar.value.is_none())) {
-        for n in 0..cells.len() {
+    while options.effort.another(round, rounds, || bars(&samples)) {
+        samples.block(round);
+        for (n, cell) in samples.order(cells.len()).into_iter().enumerate() {
             if options.stop.load(Ordering::Acquire) {
                 return Err("the bench was stopped".to_owned());
             }
-            // Another one is first each round.
-            let (payload, series) = cells[(n + round as usize) % cells.len()];
+            let (payload, series) = cells[cell];
             let key = series.key(payload);
             progress(round * cells.len() as u64 + n as u64, total, &key.series);
             match series {
@@ -145,19 +145,12 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
         round += 1;
     }
     let params = serde_json::json!({
-        "payloads": PAYLOADS, "servers": SERVERS, "acks": ACKS, "effort": options.effort.word(), "rounds": round,
-        "burst_ms": burst.as_millis() as u64, "arguments": options.more, "dropped_bursts": samples.dropped,
+        "payloads": PAYLOADS, "servers": SERVERS, "acks": ACKS, "rounds": round,
+        "burst_ms": burst.as_millis() as u64, "arguments": options.more,
         "survives": servers.survives,
     });
     let bars = bars(&samples);
-    Ok(Report {
-        bench: "quorum",
-        machine: Machine::here(),
-        params,
-        rows: samples.rows(),
-        bars,
-        skipped: Vec::new(),
-    })
+    Ok(Report::new("quorum", options.effort, params, &samples, bars, Vec::new()))
 }
 
 /// The servers by themselves, the fastest first, as far as they were measured.
@@ -181,12 +174,12 @@ fn bars(samples: &Samples) -> Vec<Bar> {
         );
         Bar::new(name, value, Sense::AtMost, LIMIT)
     };
-    let median = |series: Series| samples.median(&series.key(PAYLOADS[0]));
     // What a second disk would have spared it.
-    let shared = (|| {
-        let second = samples.median(second?)? + median(Series::Bare(2))? - median(Series::Bare(1))?;
-        Some(median(Series::Stopped)? / second)
-    })();
+    let shared = second.and_then(|second| {
+        let of = [Series::Stopped, Series::Bare(2), Series::Bare(1)].map(|series| series.key(PAYLOADS[0]));
+        let keys = [&of[0], second, &of[1], &of[2]];
+        samples.combined(keys, |[stopped, second, two, one]| stopped / (second + two - one))
+    });
     let name = format!(
         "the same, {}, less what bare files at once cost more than one",
         Series::Stopped.key(PAYLOADS[0]).series
@@ -410,7 +403,10 @@ mod tests {
     fn a_quorum_is_compared_with_the_second_fastest_server() {
         let mut samples = Samples::default();
         let mut add = |series: Series, value: f64| {
-            samples.add(&series.key(PAYLOADS[0]), State::Near, State::Near, [value; 100]);
+            for block in 0..6 {
+                samples.block(block);
+                samples.add(&series.key(PAYLOADS[0]), State::Near, State::Near, [value; 100]);
+            }
         };
         add(Series::Alone(0), 30.0);
         add(Series::Alone(1), 10.0);

@@ -5,7 +5,10 @@ use std::fmt::Write as _;
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 
-use crate::machine::Machine;
+use crate::effort::Effort;
+use crate::machine::{Machine, State};
+use crate::samples::Samples;
+use crate::stats::{Estimate, Interval, Judgement};
 
 /// How a figure came about.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
@@ -32,16 +35,70 @@ pub struct Row {
     pub metric: &'static str,
     /// `us`, `GB/s` (10^9 bytes), `Mop/s`, ….
     pub unit: &'static str,
-    /// The state of the machine during the samples: `near`, `far` or `any`.
+    /// The state of the machine during the bursts: `near`, `far`, `unclear` or `any`.
     pub state: &'static str,
-    /// Median over all samples of this state.
+    /// The mean over its bursts of their arithmetic means. A mean over bursts is a geometric one, of what cannot be zero.
+    pub mean: Option<f64>,
+    /// The mean over its bursts of their medians.
     pub p50: f64,
-    /// 99th percentile; for throughput, the slowest percent.
-    pub p99: f64,
-    /// How many samples stand behind it.
+    /// The lower bound of that one's 95 % interval, from two bursts on.
+    pub low: Option<f64>,
+    /// The upper bound.
+    pub high: Option<f64>,
+    /// The mean over its bursts of their 99th percentiles, if they have 100 values at least; for throughput, the slowest burst.
+    pub p99: Option<f64>,
+    /// The mean over its bursts of their 99.9th percentiles, if they have 1000 values at least.
+    pub p999: Option<f64>,
+    /// How many bursts stand behind it.
+    pub bursts: u64,
+    /// How many values they had together.
     pub n: u64,
     /// How it came about.
     pub kind: Kind,
+}
+
+impl Row {
+    /// A figure that stands by itself: of a model, or counted. Its percentiles are the value.
+    #[must_use]
+    pub fn single(
+        op: impl Into<String>,
+        x: u64,
+        series: impl Into<String>,
+        (metric, unit): (&'static str, &'static str),
+        value: f64,
+        kind: Kind,
+    ) -> Self {
+        Self {
+            series: series.into(),
+            op: op.into(),
+            x,
+            metric,
+            unit,
+            state: State::Any.word(),
+            mean: None,
+            p50: value,
+            low: None,
+            high: None,
+            p99: Some(value),
+            p999: None,
+            bursts: 1,
+            n: 1,
+            kind,
+        }
+    }
+}
+
+/// A series that was measured twice in each block, under two names: what differs between the two is no difference.
+#[derive(Clone, Debug, Serialize)]
+pub struct Control {
+    /// The operation.
+    pub op: String,
+    /// Where on the x axis.
+    pub x: u64,
+    /// What was measured twice.
+    pub series: String,
+    /// The ratio of the two; none if it was not measured.
+    pub ratio: Option<Estimate>,
 }
 
 /// Which side of the limit is good.
@@ -55,30 +112,74 @@ pub enum Sense {
     AtLeast,
 }
 
+impl Sense {
+    /// Whether a value is on the good side of a limit.
+    #[must_use]
+    pub const fn holds(self, value: f64, limit: f64) -> bool {
+        match self {
+            Self::AtMost => value <= limit,
+            Self::AtLeast => value >= limit,
+        }
+    }
+}
+
 /// What is asked of a figure.
 #[derive(Clone, Debug, Serialize)]
 pub struct Bar {
     /// What is asked, in words.
     pub name: String,
-    /// What was found, if the run had what it takes to find it.
+    /// What was found in the state of the machine that is judged, the worse one; none if it was not measured.
     pub value: Option<f64>,
+    /// The lower bound of its 95 % interval.
+    pub low: Option<f64>,
+    /// The upper bound.
+    pub high: Option<f64>,
+    /// That state.
+    pub state: Option<State>,
     /// What is asked.
     pub limit: f64,
     /// Which side is good.
     pub sense: Sense,
-    /// Whether it holds; a bar without a value does not.
+    /// What became of it.
+    pub verdict: Judgement,
+    /// Whether it holds: only where the whole interval does, in every state of the machine.
     pub holds: bool,
+    /// What was found in each state.
+    pub states: Option<Estimate>,
 }
 
 impl Bar {
-    /// A bar over a value; `None` where the run could not measure it.
+    /// A bar over an estimate, or over a value that is known; `None` where the run could not measure it.
     #[must_use]
-    pub fn new(name: impl Into<String>, value: Option<f64>, sense: Sense, limit: f64) -> Self {
-        let holds = value.is_some_and(|v| match sense {
-            Sense::AtMost => v <= limit,
-            Sense::AtLeast => v >= limit,
-        });
-        Self { name: name.into(), value, limit, sense, holds }
+    pub fn new<E: Into<Estimate>>(
+        name: impl Into<String>,
+        value: Option<E>,
+        sense: Sense,
+        limit: f64,
+    ) -> Self {
+        let states: Option<Estimate> = value.map(Into::into);
+        let verdict = states.map_or(Judgement::NotMeasured, |found| found.judge(sense, limit));
+        let worse = states.map(|found| found.worse(sense));
+        let bound =
+            |of: fn(&Interval) -> f64| worse.map(|(_, interval)| of(&interval)).filter(|b| b.is_finite());
+        Self {
+            name: name.into(),
+            value: worse.map(|(_, interval)| interval.value),
+            low: bound(|interval| interval.low),
+            high: bound(|interval| interval.high),
+            state: worse.map(|(state, _)| state),
+            limit,
+            sense,
+            verdict,
+            holds: verdict == Judgement::Holds,
+            states,
+        }
+    }
+
+    /// Whether more blocks could decide it.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        matches!(self.verdict, Judgement::NotMeasured | Judgement::Undecided)
     }
 }
 
@@ -95,20 +196,65 @@ pub struct Report {
     pub rows: Vec<Row>,
     /// What was asked of them.
     pub bars: Vec<Bar>,
+    /// What was measured twice, to see what is no difference.
+    pub controls: Vec<Control>,
+    /// What was to be measured, and has fewer bursts than a verdict takes.
+    pub lacking: Vec<String>,
     /// What could not be measured, and why.
     pub skipped: Vec<String>,
 }
 
 impl Report {
-    /// What of it failed: the bars that were not measured. A figure that lacks one of them is no evidence.
+    /// The report of figures that stand by themselves.
+    #[must_use]
+    pub fn of_rows(
+        bench: &'static str,
+        params: serde_json::Value,
+        rows: Vec<Row>,
+        bars: Vec<Bar>,
+        skipped: Vec<String>,
+    ) -> Self {
+        let (controls, lacking) = (Vec::new(), Vec::new());
+        Self { bench, machine: Machine::here(), params, rows, bars, controls, lacking, skipped }
+    }
+
+    /// The report of what was sampled.
+    #[must_use]
+    pub fn new(
+        bench: &'static str,
+        effort: Effort,
+        mut params: serde_json::Value,
+        samples: &Samples,
+        bars: Vec<Bar>,
+        skipped: Vec<String>,
+    ) -> Self {
+        params["effort"] = effort.word().into();
+        params["dropped_bursts"] = samples.dropped.into();
+        let (controls, lacking) = (samples.controls(), samples.lacking(effort.least()));
+        Self { controls, lacking, ..Self::of_rows(bench, params, samples.rows(), bars, skipped) }
+    }
+
+    /// What of it failed: the bars that were not measured, and the points that have too few bursts. A figure that lacks one of
+    /// them is no evidence.
     ///
     /// # Errors
     /// One sentence that names them, and what was skipped.
     pub fn whole(&self) -> Result<(), String> {
-        let missing: Vec<&str> =
-            self.bars.iter().filter(|bar| bar.value.is_none()).map(|bar| &bar.name[..]).collect();
-        if missing.is_empty() {
+        let missing: Vec<&str> = self
+            .bars
+            .iter()
+            .filter(|bar| bar.verdict == Judgement::NotMeasured)
+            .map(|bar| &bar.name[..])
+            .collect();
+        if missing.is_empty() && self.lacking.is_empty() {
             return Ok(());
+        }
+        if missing.is_empty() {
+            return Err(format!(
+                "{} points have too few bursts for a figure ({}): run it again, or on a machine that does less",
+                self.lacking.len(),
+                self.lacking.join("; ")
+            ));
         }
         let because = match &self.skipped[..] {
             [] => {
@@ -136,41 +282,67 @@ impl Report {
         let mut out = format!("{}\n\n", self.machine);
         let mut rows = Table::new();
         rows.load_preset(presets::NOTHING);
-        rows.set_header(["op", "size", "series", "state", "p50", "p99", "unit", "n"]);
+        rows.set_header([
+            "op",
+            "size",
+            "series",
+            "state",
+            "mean",
+            "p50",
+            "95 % of p50",
+            "p99",
+            "p99.9",
+            "unit",
+            "bursts",
+            "n",
+        ]);
+        let of = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), figure);
         for row in &self.rows {
             rows.add_row([
                 row.op.clone(),
                 bytes(row.x),
                 row.series.clone(),
                 row.state.to_owned(),
+                of(row.mean),
                 figure(row.p50),
-                figure(row.p99),
+                interval(row.low, row.high),
+                of(row.p99),
+                of(row.p999),
                 row.unit.to_owned(),
+                row.bursts.to_string(),
                 row.n.to_string(),
             ]);
         }
-        align(&mut rows, &[1, 4, 5, 7]);
+        align(&mut rows, &[1, 4, 5, 6, 7, 8, 10, 11]);
         let _ = writeln!(out, "{rows}");
         if !self.bars.is_empty() {
             let mut bars = Table::new();
             bars.load_preset(presets::NOTHING);
-            bars.set_header(["bar", "value", "", "limit", ""]);
+            bars.set_header(["bar", "value", "95 %", "state", "", "limit", ""]);
             for bar in &self.bars {
                 bars.add_row([
                     bar.name.clone(),
-                    bar.value.map_or_else(|| "-".to_owned(), figure),
+                    of(bar.value),
+                    interval(bar.low.filter(|low| Some(*low) != bar.high), bar.high),
+                    bar.state.map_or("-", State::word).to_owned(),
                     if bar.sense == Sense::AtMost { "<=" } else { ">=" }.to_owned(),
                     figure(bar.limit),
-                    match (bar.value, bar.holds) {
-                        (None, _) => "not measured",
-                        (_, true) => "holds",
-                        (_, false) => "MISSED",
-                    }
-                    .to_owned(),
+                    bar.verdict.word().to_owned(),
                 ]);
             }
-            align(&mut bars, &[1, 3]);
+            align(&mut bars, &[1, 2, 5]);
             let _ = writeln!(out, "\n{bars}");
+            let count = |verdict| self.bars.iter().filter(|bar| bar.verdict == verdict).count();
+            let all = [Judgement::Holds, Judgement::Missed, Judgement::Undecided, Judgement::NotMeasured];
+            let said = all.map(|verdict| format!("{} {}", count(verdict), verdict.word().to_lowercase()));
+            let _ = writeln!(out, "{} bars: {}", self.bars.len(), said.join(", "));
+        }
+        for Control { op, x, series, ratio } in &self.controls {
+            let found = ratio.map_or_else(|| "not measured".to_owned(), |ratio| ratio.to_string());
+            let _ = writeln!(out, "A/A: {op} {} {series} beside itself: {found}", bytes(*x));
+        }
+        for line in &self.lacking {
+            let _ = writeln!(out, "too few bursts: {line}");
         }
         for line in &self.skipped {
             let _ = writeln!(out, "skipped: {line}");
@@ -184,6 +356,14 @@ fn align(table: &mut Table, right: &[usize]) {
         if let Some(column) = table.column_mut(column) {
             column.set_cell_alignment(CellAlignment::Right);
         }
+    }
+}
+
+/// Two bounds, where there are two.
+fn interval(low: Option<f64>, high: Option<f64>) -> String {
+    match (low, high) {
+        (Some(low), Some(high)) => format!("{} to {}", figure(low), figure(high)),
+        _ => "-".to_owned(),
     }
 }
 
@@ -218,7 +398,7 @@ mod tests {
     fn a_bar_that_was_not_measured_does_not_hold() {
         assert!(Bar::new("a", Some(1.0), Sense::AtMost, 1.0).holds);
         assert!(!Bar::new("a", Some(0.9), Sense::AtLeast, 1.0).holds);
-        assert!(!Bar::new("a", None, Sense::AtMost, 1.0).holds);
+        assert!(!Bar::new("a", None::<f64>, Sense::AtMost, 1.0).holds);
         assert!(!Bar::new("a", Some(f64::NAN), Sense::AtMost, 1.0).holds);
     }
 

@@ -1,12 +1,11 @@
-//! Samples kept apart by the state of the machine, and the ratios taken within one state.
+//! Bursts by series and point, kept apart by the state of the machine, and what is made of them.
 
-use std::collections::BTreeMap;
-
-use hdrhistogram::Histogram;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::effort::Effort;
 use crate::machine::State;
-use crate::report::{Kind, Row};
+use crate::report::{Control, Kind, Row};
+use crate::stats::{self, Burst, Estimate, Interval, LEAST, Statistic};
 
 /// What one series measured at one point.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -19,6 +18,14 @@ pub struct Key {
     pub series: String,
     /// `latency` in microseconds, or `throughput` in GB/s, or `rate` in Mop/s.
     pub metric: Metric,
+}
+
+impl Key {
+    /// The name of the second one of an A/A pair.
+    #[must_use]
+    pub fn again(&self) -> Self {
+        Self { series: format!("{} (again)", self.series), ..self.clone() }
+    }
 }
 
 /// What is counted.
@@ -47,41 +54,62 @@ impl Metric {
         }
     }
 
-    /// The histograms count integers: nanoseconds, kilobytes a second, operations a second.
-    const fn scale(self) -> f64 {
-        match self {
-            Self::Latency | Self::Cpu => 1e3,
-            Self::Throughput | Self::Rate | Self::Messages => 1e6,
-        }
+    /// Whether ratios and means of it are geometric: what may be zero has arithmetic ones, and no ratio.
+    const fn is_positive(self) -> bool {
+        !matches!(self, Self::Cpu | Self::Messages)
     }
 }
 
-/// All samples of a bench.
+/// All bursts of a bench.
 #[derive(Default)]
 pub struct Samples {
-    kept: BTreeMap<(Key, State), Histogram<u64>>,
+    kept: BTreeMap<Key, Vec<Burst>>,
+    /// What is measured twice in each block, and under which name the second time.
+    controls: Vec<(Key, Key)>,
+    /// What is to be measured, whether it was or not.
+    expected: BTreeSet<Key>,
+    block: u32,
     /// Bursts during which the state changed: dropped.
     pub dropped: u64,
 }
 
 impl Samples {
+    /// Says that this series is measured twice in each block, under two names: the A/A pair of its metric.
+    pub fn control(&mut self, key: &Key) {
+        self.controls.push((key.clone(), key.again()));
+    }
+
+    /// What follows belongs to the block of this number: a burst of each series that is compared.
+    pub fn block(&mut self, number: u64) {
+        self.block = u32::try_from(number).unwrap_or(u32::MAX);
+    }
+
+    /// The order in which `cells` things are measured in the present block: a random one, the same each time that it is asked for.
+    #[must_use]
+    pub fn order(&self, cells: usize) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..cells).collect();
+        fastrand::Rng::with_seed(u64::from(self.block) + 1).shuffle(&mut order);
+        order
+    }
+
+    /// Says that this is to be measured, so that it is missed where it is not.
+    pub fn expect(&mut self, key: &Key) {
+        self.expected.insert(key.clone());
+    }
+
     /// Adds one burst's values, in the metric's unit, unless the state changed while it ran.
     pub fn add(&mut self, key: &Key, before: State, after: State, values: impl IntoIterator<Item = f64>) {
         if before != after {
             self.dropped += 1;
             return;
         }
-        let histogram = self
-            .kept
-            .entry((key.clone(), before))
-            .or_insert_with(|| Histogram::new(3).expect("three digits are allowed"));
-        for value in values {
-            // The histogram grows by itself; only a value beyond 2^63 could fail.
-            let _ = histogram.record((value * key.metric.scale()).round().max(0.0) as u64);
+        if let Some(burst) = Burst::of(self.block, before, values) {
+            self.kept.entry(key.clone()).or_default().push(burst);
         }
     }
 
-    /// Runs bursts until the machine was in one state all through one of them, some times at most, and adds that one's values.
+    /// Runs bursts until the machine was in one state all through one of them, some times at most, and adds that one's values. A
+    /// [control](Self::control) is measured twice.
     ///
     /// # Errors
     /// What the burst said.
@@ -90,6 +118,23 @@ impl Samples {
         effort: Effort,
         key: &Key,
         mut run: impl FnMut() -> Result<Vec<f64>, String>,
+    ) -> Result<(), String> {
+        let again = self.controls.iter().find(|(first, _)| first == key).map(|(_, again)| again.clone());
+        let mut names = vec![key.clone()];
+        names.extend(again);
+        // Whichever is first has no name of its own.
+        if self.block % 2 == 1 {
+            names.reverse();
+        }
+        self.expected.extend(names.iter().cloned());
+        names.iter().try_for_each(|name| self.one(effort, name, &mut run))
+    }
+
+    fn one(
+        &mut self,
+        effort: Effort,
+        key: &Key,
+        run: &mut impl FnMut() -> Result<Vec<f64>, String>,
     ) -> Result<(), String> {
         const TRIES: u32 = 4;
         let mut before = effort.probe();
@@ -105,116 +150,306 @@ impl Samples {
         Ok(())
     }
 
-    /// The ratio of two medians, taken within each state and then averaged by how many samples both have;
-    /// `None` where no state has both.
+    /// The ratio of two series' medians: see [`ratio_of`](Self::ratio_of).
     #[must_use]
-    pub fn ratio(&self, over: &Key, under: &Key) -> Option<f64> {
-        let (mut sum, mut weight) = (0.0, 0.0);
-        for state in [State::Near, State::Far, State::Unclear] {
-            // What one core measured alone goes with every state.
-            let at = |key: &Key| {
-                let within = |state| self.kept.get(&(key.clone(), state)).filter(|h| !h.is_empty());
-                let histogram = within(state).or_else(|| within(State::Any))?;
-                Some((histogram.value_at_quantile(0.5) as f64, histogram.len() as f64))
+    pub fn ratio(&self, over: &Key, under: &Key) -> Option<Estimate> {
+        self.ratio_of(Statistic::P50, over, under)
+    }
+
+    /// The geometric mean of the ratios of two series' bursts, within each state of the machine; `None` where no state has
+    /// both. Its interval is at least as wide as that of the A/A pair.
+    #[must_use]
+    pub fn ratio_of(&self, statistic: Statistic, over: &Key, under: &Key) -> Option<Estimate> {
+        let ratio = self.bare_ratio(statistic, over, under)?;
+        let spread = self.spread(over.metric);
+        Some(ratio.map(|interval| interval.widened(spread)))
+    }
+
+    fn bare_ratio(&self, statistic: Statistic, over: &Key, under: &Key) -> Option<Estimate> {
+        Estimate::by_state(|state| {
+            // What one core measured alone goes with every state; but two of those are in none.
+            let within = |key: &Key, other: &Key| {
+                let of_state = |burst: &&Burst| burst.state == state || burst.state == State::Any;
+                let bursts: Vec<&Burst> = self.of(key).iter().filter(of_state).collect();
+                let own = bursts.iter().any(|burst| burst.state == state);
+                (own || self.of(other).iter().any(|burst| burst.state == state)).then_some(bursts)
             };
-            let (Some((a, n)), Some((b, m))) = (at(over), at(under)) else { continue };
-            if b > 0.0 {
-                sum += n.min(m) * (a / b);
-                weight += n.min(m);
-            }
-        }
-        (weight > 0.0).then(|| sum / weight)
+            let (over, under) = (within(over, under)?, within(under, over)?);
+            let (a, b) = (by_block(&over, statistic), by_block(&under, statistic));
+            let paired: Vec<f64> = a.iter().filter_map(|(block, a)| Some(a - b.get(block)?)).collect();
+            let apart = |of: BTreeMap<u32, f64>| of.into_values().collect::<Vec<f64>>();
+            let enough = paired.len() >= LEAST || paired.len() >= a.len().min(b.len());
+            let found = if enough { stats::mean(&paired) } else { stats::difference(&apart(a), &apart(b)) };
+            Some(found?.map(f64::exp))
+        })
     }
 
-    /// The ratio of two medians, each over all samples whatever the state of the machine was: for when no state has both. `None`
-    /// where one was not measured at all.
+    /// The geometric mean over blocks of what is made of several series' medians there, where a block has all of them in one
+    /// state of the machine. What is not positive has no part in it.
     #[must_use]
-    pub fn ratio_of_all(&self, over: &Key, under: &Key) -> Option<f64> {
-        let all = |key: &Key| {
-            let mut sum: Option<Histogram<u64>> = None;
-            for (_, histogram) in self.kept.iter().filter(|((other, _), _)| other == key) {
-                match &mut sum {
-                    Some(sum) => sum.add(histogram).ok()?,
-                    None => sum = Some(histogram.clone()),
-                }
-            }
-            Some(sum.filter(|sum| !sum.is_empty())?.value_at_quantile(0.5) as f64)
-        };
-        let (over, under) = (all(over)?, all(under)?);
-        (under > 0.0).then(|| over / under)
+    pub fn combined<const N: usize>(
+        &self,
+        keys: [&Key; N],
+        by: impl Fn([f64; N]) -> f64,
+    ) -> Option<Estimate> {
+        let spread = self.spread(keys[0].metric);
+        Estimate::by_state(|state| {
+            let of = |key: &Key| {
+                let bursts: Vec<&Burst> = self.of(key).iter().filter(|burst| burst.state == state).collect();
+                by_block(&bursts, Statistic::P50)
+            };
+            let all = keys.map(of);
+            let found: Vec<f64> = all[0]
+                .keys()
+                .filter(|block| all.iter().all(|one| one.contains_key(block)))
+                .map(|block| by(std::array::from_fn(|n| all[n][block].exp())))
+                .filter(|value| *value > 0.0)
+                .map(f64::ln)
+                .collect();
+            Some(stats::mean(&found)?.map(f64::exp).widened(spread))
+        })
     }
 
-    /// The median of a point, of the state with the most samples.
+    /// How far apart one series and itself were, as a factor: the interval of the A/A pair's ratio, the wider side of it. It is that of
+    /// the metric if there is one, else the widest of all; 1 without any.
+    #[must_use]
+    pub fn spread(&self, metric: Metric) -> f64 {
+        let of = |(first, again): &(Key, Key)| {
+            let ratio = self.bare_ratio(Statistic::P50, first, again)?;
+            let wide = |(_, i): (State, Interval)| (i.n >= LEAST).then(|| i.high.max(1.0 / i.low));
+            ratio.all().filter_map(wide).reduce(f64::max)
+        };
+        let own = self.controls.iter().filter(|(first, _)| first.metric == metric).filter_map(of);
+        own.reduce(f64::max).or_else(|| self.controls.iter().filter_map(of).reduce(f64::max)).unwrap_or(1.0)
+    }
+
+    /// The A/A pairs: what was measured twice, and how far apart it was.
+    #[must_use]
+    pub fn controls(&self) -> Vec<Control> {
+        let of = |(first, again): &(Key, Key)| {
+            let ratio = self.bare_ratio(Statistic::P50, first, again);
+            Control { op: first.op.clone(), x: first.x, series: first.series.clone(), ratio }
+        };
+        self.controls.iter().map(of).collect()
+    }
+
+    fn of(&self, key: &Key) -> &[Burst] {
+        self.kept.get(key).map_or(&[], |bursts| bursts)
+    }
+
+    /// A point's median, with its interval, in each state of the machine.
+    #[must_use]
+    pub fn level(&self, key: &Key) -> Option<Estimate> {
+        Estimate::by_state(|state| self.centre(key, state, Statistic::P50))
+    }
+
+    /// A point's median, in the state with the most bursts.
     #[must_use]
     pub fn median(&self, key: &Key) -> Option<f64> {
-        let of_all = [State::Near, State::Far, State::Unclear, State::Any].into_iter();
-        let kept = of_all.filter_map(|state| self.kept.get(&(key.clone(), state)));
-        let most = kept.filter(|histogram| !histogram.is_empty()).max_by_key(|histogram| histogram.len())?;
-        Some(most.value_at_quantile(0.5) as f64 / key.metric.scale())
+        Some(self.level(key)?.value())
+    }
+
+    /// The mean over the bursts of a state: a geometric one, of what cannot be zero.
+    fn centre(&self, key: &Key, state: State, statistic: Statistic) -> Option<Interval> {
+        let bursts = self.of(key).iter().filter(|burst| burst.state == state);
+        let values: Vec<f64> = bursts.filter_map(|burst| burst.get(statistic)).collect();
+        if key.metric.is_positive() && values.iter().all(|value| *value > 0.0) {
+            let logarithms: Vec<f64> = values.iter().map(|value| value.ln()).collect();
+            return Some(stats::mean(&logarithms)?.map(f64::exp));
+        }
+        stats::mean(&values)
     }
 
     /// Every point as a row of the report.
     #[must_use]
     pub fn rows(&self) -> Vec<Row> {
         self.kept
-            .iter()
-            .filter(|(_, histogram)| !histogram.is_empty())
-            .map(|((key, state), histogram)| {
-                let (metric, unit) = key.metric.words();
-                let slowest_low = matches!(key.metric, Metric::Throughput | Metric::Rate);
-                let tail = if slowest_low { 0.01 } else { 0.99 };
-                Row {
-                    series: key.series.clone(),
-                    op: key.op.clone(),
-                    x: key.x,
-                    metric,
-                    unit,
-                    state: state.word(),
-                    p50: histogram.value_at_quantile(0.5) as f64 / key.metric.scale(),
-                    p99: histogram.value_at_quantile(tail) as f64 / key.metric.scale(),
-                    n: histogram.len(),
-                    kind: Kind::Live,
-                }
-            })
+            .keys()
+            .flat_map(|key| State::ALL.into_iter().filter_map(|state| self.row(key, state)))
             .collect()
     }
+
+    fn row(&self, key: &Key, state: State) -> Option<Row> {
+        let centre = |statistic| self.centre(key, state, statistic);
+        let p50 = centre(Statistic::P50)?;
+        let (metric, unit) = key.metric.words();
+        let bursts = self.of(key).iter().filter(|burst| burst.state == state);
+        let slowest = bursts.clone().filter_map(|burst| burst.get(Statistic::P50)).reduce(f64::min);
+        // Of a rate a burst has one value: what is worst of it is the slowest burst.
+        let is_rate = matches!(key.metric, Metric::Throughput | Metric::Rate);
+        let p99 = if is_rate { slowest } else { centre(Statistic::P99).map(|p99| p99.value) };
+        Some(Row {
+            series: key.series.clone(),
+            op: key.op.clone(),
+            x: key.x,
+            metric,
+            unit,
+            state: state.word(),
+            mean: centre(Statistic::Mean).map(|mean| mean.value),
+            p50: p50.value,
+            low: p50.low.is_finite().then_some(p50.low),
+            high: p50.high.is_finite().then_some(p50.high),
+            p99,
+            p999: centre(Statistic::P999).map(|p999| p999.value),
+            bursts: p50.n as u64,
+            n: bursts.map(|burst| burst.n).sum(),
+            kind: Kind::Live,
+        })
+    }
+
+    /// What was to be measured, and has fewer bursts than `least` in all states together: one line each.
+    #[must_use]
+    pub fn lacking(&self, least: usize) -> Vec<String> {
+        let few = |key: &&Key| self.of(key).len() < least;
+        let line = |key: &Key| {
+            let n = self.of(key).len();
+            format!("{} {} {}: {n} of {least} bursts", key.op, crate::report::bytes(key.x), key.series)
+        };
+        self.expected.iter().filter(few).map(line).collect()
+    }
+}
+
+/// The logarithm of a statistic in each block: where a block has several bursts, their mean. What is zero has none.
+fn by_block(bursts: &[&Burst], statistic: Statistic) -> BTreeMap<u32, f64> {
+    let mut sums: BTreeMap<u32, (f64, f64)> = BTreeMap::new();
+    for burst in bursts {
+        let Some(value) = burst.get(statistic).filter(|value| *value > 0.0) else { continue };
+        let (sum, n) = sums.entry(burst.block).or_default();
+        *sum += value.ln();
+        *n += 1.0;
+    }
+    sums.into_iter().map(|(block, (sum, n))| (block, sum / n)).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::Sense;
+    use crate::stats::Judgement;
 
     fn key(series: &str) -> Key {
         Key { op: "write".into(), x: 64, series: series.into(), metric: Metric::Latency }
     }
 
-    #[test]
-    fn ratios_never_mix_states() {
-        let mut samples = Samples::default();
-        samples.add(&key("a"), State::Near, State::Near, [2.0; 10]);
-        samples.add(&key("b"), State::Far, State::Far, [1.0; 10]);
-        assert_eq!(samples.ratio(&key("a"), &key("b")), None);
-        samples.add(&key("b"), State::Near, State::Near, [1.0; 10]);
-        assert!((samples.ratio(&key("a"), &key("b")).unwrap() - 2.0).abs() < 0.01);
+    fn add(samples: &mut Samples, series: &str, state: State, block: u64, value: f64) {
+        samples.block(block);
+        samples.add(&key(series), state, state, [value; 10]);
     }
 
     #[test]
-    fn without_a_common_state_all_samples_are_taken_if_that_is_asked_for() {
+    fn ratios_never_mix_states() {
         let mut samples = Samples::default();
-        samples.add(&key("a"), State::Near, State::Near, [2.0; 10]);
-        samples.add(&key("b"), State::Far, State::Far, [1.0; 10]);
-        samples.add(&key("b"), State::Unclear, State::Unclear, [4.0; 30]);
+        add(&mut samples, "a", State::Near, 0, 2.0);
+        add(&mut samples, "b", State::Far, 0, 1.0);
         assert_eq!(samples.ratio(&key("a"), &key("b")), None);
-        let all = samples.ratio_of_all(&key("a"), &key("b")).expect("both were measured");
-        assert!((all - 0.5).abs() < 0.01, "{all}");
-        assert_eq!(samples.ratio_of_all(&key("a"), &key("c")), None);
+        add(&mut samples, "b", State::Near, 0, 1.0);
+        assert!((samples.ratio(&key("a"), &key("b")).unwrap().value() - 2.0).abs() < 0.01);
+    }
+
+    #[test]
+    fn what_one_core_measured_goes_with_every_state() {
+        let mut samples = Samples::default();
+        for block in 0..8 {
+            add(&mut samples, "memcpy", State::Any, block, 1.0);
+            let state = if block < 4 { State::Near } else { State::Far };
+            add(&mut samples, "a", state, block, if block < 4 { 2.0 } else { 4.0 });
+        }
+        let ratio = samples.ratio(&key("a"), &key("memcpy")).unwrap();
+        let found: Vec<_> = ratio.all().map(|(state, i)| (state, i.value.round(), i.n)).collect();
+        assert_eq!(found, [(State::Near, 2.0, 4), (State::Far, 4.0, 4)]);
+        let same = samples.ratio(&key("memcpy"), &key("memcpy")).unwrap();
+        assert_eq!(same.all().map(|(state, _)| state).collect::<Vec<_>>(), [State::Any]);
     }
 
     #[test]
     fn a_burst_across_a_change_of_state_is_dropped() {
         let mut samples = Samples::default();
+        samples.expect(&key("a"));
         samples.add(&key("a"), State::Near, State::Far, [1.0]);
-        assert_eq!(samples.dropped, 1);
-        assert!(samples.rows().is_empty());
+        assert_eq!((samples.dropped, samples.rows().len()), (1, 0));
+        assert_eq!(samples.lacking(1), ["write 64 a: 0 of 1 bursts"]);
+    }
+
+    #[test]
+    fn a_long_burst_weighs_as_much_as_a_short_one() {
+        let mut samples = Samples::default();
+        for block in 0..6 {
+            samples.block(block);
+            let (n, value) = if block % 2 == 0 { (10_000, 1.0) } else { (10, 4.0) };
+            samples.add(&key("a"), State::Near, State::Near, vec![value; n]);
+        }
+        let row = &samples.rows()[0];
+        assert!((row.p50 - 2.0).abs() < 0.01, "{row:?}");
+        assert_eq!((row.bursts, row.n), (6, 30_030));
+    }
+
+    /// Noise that all series of a block share is in no ratio, and one that is 15 % slower is seen through it.
+    #[test]
+    fn what_is_slower_by_15_percent_is_seen_through_the_drift_of_the_machine() {
+        let mut samples = Samples::default();
+        let mut random = fastrand::Rng::with_seed(3);
+        samples.control(&key("a"));
+        for block in 0..9 {
+            let drift = 1.0 + random.f64();
+            for (series, factor) in [("a", 1.0), ("a (again)", 1.0), ("slow", 1.15), ("same", 1.0)] {
+                add(&mut samples, series, State::Near, block, drift * factor * (0.98 + 0.04 * random.f64()));
+            }
+        }
+        let judged =
+            |series, limit| samples.ratio(&key(series), &key("a")).unwrap().judge(Sense::AtMost, limit);
+        assert_eq!(judged("slow", 1.0), Judgement::Missed);
+        assert_eq!(judged("same", 1.0), Judgement::Undecided);
+        assert_eq!(judged("same", 1.1), Judgement::Holds);
+    }
+
+    #[test]
+    fn no_difference_is_smaller_than_that_of_a_series_and_itself() {
+        let mut samples = Samples::default();
+        samples.control(&key("a"));
+        for block in 0..6 {
+            let off = if block % 2 == 0 { 1.5 } else { 1.0 / 1.5 };
+            add(&mut samples, "a", State::Near, block, 1.0);
+            add(&mut samples, "a (again)", State::Near, block, off);
+            add(&mut samples, "b", State::Near, block, 1.2);
+        }
+        assert!(samples.spread(Metric::Latency) > 1.2);
+        let ratio = samples.ratio(&key("b"), &key("a")).unwrap();
+        assert_eq!(ratio.judge(Sense::AtMost, 1.0), Judgement::Undecided);
+        assert_eq!(
+            samples.bare_ratio(Statistic::P50, &key("b"), &key("a")).unwrap().judge(Sense::AtMost, 1.0),
+            Judgement::Missed
+        );
+    }
+
+    #[test]
+    fn a_control_is_measured_twice_in_a_block() {
+        let mut samples = Samples::default();
+        samples.control(&key("a"));
+        let mut runs = 0;
+        for block in 0..3 {
+            samples.block(block);
+            samples
+                .burst(Effort::Tiny, &key("a"), || {
+                    runs += 1;
+                    Ok(vec![f64::from(runs)])
+                })
+                .unwrap();
+        }
+        assert_eq!((runs, samples.rows().len(), samples.controls().len()), (6, 2, 1));
+        assert!(samples.lacking(3).is_empty());
+    }
+
+    #[test]
+    fn the_order_is_another_one_in_each_block() {
+        let mut samples = Samples::default();
+        let mut order = |block| {
+            samples.block(block);
+            samples.order(20)
+        };
+        assert_eq!(order(0), order(0));
+        assert_ne!(order(0), order(1));
+        let mut sorted = order(1);
+        sorted.sort_unstable();
+        assert_eq!(sorted, (0..20).collect::<Vec<_>>());
     }
 }

@@ -10,7 +10,6 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::effort::Effort;
-use crate::machine::Machine;
 use crate::perftest::{Op, Run};
 use crate::report::{Bar, Report, Sense};
 use crate::samples::{Key, Metric, Samples};
@@ -45,7 +44,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Result<Report, String> {
     let (rounds, ms, sizes): (u64, u64, &[u64]) = options.effort.pick(
         (1, 3, &[64, 64 << 10]),
-        (3, 20, &[64, 4 << 10, 64 << 10, 1 << 20]),
+        (6, 10, &[64, 4 << 10, 64 << 10, 1 << 20]),
         (7, 40, &[64, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20]),
     );
     let mut bench = Bench { options, samples: Samples::default(), skipped: Vec::new() };
@@ -72,7 +71,8 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
         progress(done, total, what);
     };
     let mut round = 0;
-    while Effort::another(round, rounds, || bars(&bench.samples).iter().any(|bar| bar.value.is_none())) {
+    while options.effort.another(round, rounds, || bars(&bench.samples)) {
+        bench.samples.block(round);
         round += 1;
         for &size in sizes {
             step(&format!("{BARE} {}", crate::report::bytes(size)));
@@ -93,19 +93,18 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
             }
         }
     }
-    let rows = bench.samples.rows();
-    if rows.is_empty() {
+    if bench.samples.rows().is_empty() {
         return Err(format!("nothing could be measured: {}", bench.skipped.join("; ")));
     }
     let params = serde_json::json!({
-        "effort": options.effort.word(), "rounds": round, "ms": ms, "dropped": bench.samples.dropped,
+        "rounds": round, "ms": ms,
         "path": "UDP over loopback, path MTU 4096, client and server on a core each",
         "latency": "perftest's and bare: half a round trip for write and send, a whole one for read; \
                     by post and poll: from posting to the completion, both sides polling",
         "throughput": "bare: datagrams of 4112 bytes, 15 to a send, in a window",
     });
     let bars = bars(&bench.samples);
-    Ok(Report { bench: "verbs", machine: Machine::here(), params, rows, bars, skipped: bench.skipped })
+    Ok(Report::new("verbs", options.effort, params, &bench.samples, bars, bench.skipped))
 }
 
 fn api_key(op: Op, path: Path) -> Key {
@@ -280,14 +279,11 @@ mod tests {
     #[test]
     fn every_bar_is_measured_under_its_key() {
         let mut samples = Samples::default();
-        for path in APIS {
-            for (_, op) in API_TESTS {
-                samples.add(
-                    &api_key(op, path),
-                    crate::machine::State::Near,
-                    crate::machine::State::Near,
-                    [1.0],
-                );
+        let near = crate::machine::State::Near;
+        for block in 0..6 {
+            samples.block(block);
+            for (path, (_, op)) in APIS.into_iter().flat_map(|path| API_TESTS.map(|test| (path, test))) {
+                samples.add(&api_key(op, path), near, near, [1.0]);
             }
         }
         assert!(bars(&samples).iter().all(|bar| bar.holds && bar.value == Some(1.0)));

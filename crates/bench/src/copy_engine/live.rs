@@ -103,18 +103,9 @@ pub(super) struct Order {
 impl Order {
     pub(super) fn row(&self) -> Row {
         let violations = self.verdict.violations as f64;
-        Row {
-            series: self.engine.series(),
-            op: ORDER.to_owned(),
-            x: ORDER_LEN,
-            metric: "violations",
-            unit: "count",
-            state: State::Any.word(),
-            p50: violations,
-            p99: violations,
-            n: self.verdict.looks,
-            kind: Kind::Live,
-        }
+        let metric = ("violations", "count");
+        let row = Row::single(ORDER, ORDER_LEN, self.engine.series(), metric, violations, Kind::Live);
+        Row { n: self.verdict.looks, ..row }
     }
 }
 
@@ -183,7 +174,9 @@ pub(super) fn run(extent: Extent, mut progress: impl FnMut(u64, u64, &str)) -> R
     let steps = 1 + ops.iter().map(|op| engines(op).len()).sum::<usize>();
     let total = rounds * (SIZES.len() * steps) as u64 + engines(ORDER).len() as u64;
     let mut done = 0;
-    for _ in 0..rounds {
+    samples.control(&key(DRAM, SIZES[0], MEMCPY, Metric::Throughput));
+    for round in 0..rounds {
+        samples.block(round);
         for size in SIZES {
             done += 1;
             progress(done, total, MEMCPY);

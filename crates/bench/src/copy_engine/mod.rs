@@ -14,9 +14,9 @@ use remanence_pmem::engine::{Placement, dsa};
 use self::live::{By, DRAM, Engine, Extent, PM, SUBMIT};
 use crate::claims::{Claim, Verdict, times};
 use crate::effort::Effort;
-use crate::machine::Machine;
 use crate::report::{Bar, Report, Sense};
 use crate::samples::{Key, Metric, Samples};
+use crate::stats::Estimate;
 
 /// How the bench is run.
 #[derive(Clone, Copy, Debug)]
@@ -36,34 +36,33 @@ pub fn run(options: Options, progress: impl FnMut(u64, u64, &str)) -> Result<(Re
     let extent = options.effort.pick(Extent::TINY, Extent::QUICK, Extent::FULL);
     let live = live::run(extent, progress)?;
     let model = model::Model::new();
-    let mut rows = live.samples.rows();
-    rows.extend(live.order.iter().map(live::Order::row));
-    rows.extend(model.rows());
     let bars = bars(&live, &model);
     let claims = claims(&live, &model);
     let params = serde_json::json!({
-        "effort": options.effort.word(), "rounds": live.rounds, "ms": live.ms, "target": live.target,
+        "rounds": live.rounds, "ms": live.ms, "target": live.target,
         "sources": "as many as are under way, used again and again, so that they stay in the cache",
         "pm": "a tmpfs file, declared ADR: lines are written back and fenced as on a persistent DIMM, and end in DRAM",
         "dsa": live.without.clone().unwrap_or_else(|| dsa::detect().to_string()),
-        "dropped": live.samples.dropped,
         "x": { model::AMPLIFICATION: "lines of disorder" },
         "claims": &claims,
     });
-    let skipped = live.without.into_iter().collect();
-    Ok((Report { bench: "copy-engine", machine: Machine::here(), params, rows, bars, skipped }, claims))
+    let skipped = live.without.iter().cloned().collect();
+    let mut report = Report::new("copy-engine", options.effort, params, &live.samples, bars, skipped);
+    report.rows.extend(live.order.iter().map(live::Order::row));
+    report.rows.extend(model.rows());
+    Ok((report, claims))
 }
 
 fn key(op: &str, x: u64, series: &str, metric: Metric) -> Key {
     Key { op: op.to_owned(), x, series: series.to_owned(), metric }
 }
 
-fn throughput(samples: &Samples, op: &str, size: u64, over: &str, under: &str) -> Option<f64> {
+fn throughput(samples: &Samples, op: &str, size: u64, over: &str, under: &str) -> Option<Estimate> {
     samples.ratio(&key(op, size, over, Metric::Throughput), &key(op, size, under, Metric::Throughput))
 }
 
 /// What the bars and the claims are about.
-fn ratio(samples: &Samples, op: &str, size: u64, over: Engine, under: Engine) -> Option<f64> {
+fn ratio(samples: &Samples, op: &str, size: u64, over: Engine, under: Engine) -> Option<Estimate> {
     throughput(samples, op, size, &over.series(), &under.series())
 }
 
@@ -72,7 +71,7 @@ const WORKER_1: fn(Placement) -> Engine = |placement| Engine { by: By::Worker, p
 const DSA_8: fn(Placement) -> Engine = |placement| Engine { by: By::Dsa, placement, window: 8 };
 const WORKER_8: fn(Placement) -> Engine = |placement| Engine { by: By::Worker, placement, window: 8 };
 
-fn busy(samples: &Samples, size: u64) -> Option<f64> {
+fn busy(samples: &Samples, size: u64) -> Option<Estimate> {
     let at = |engine: Engine| key(SUBMIT, size, &engine.series(), Metric::Latency);
     samples.ratio(&at(WORKER_8(Placement::NonTemporal)), &at(INLINE(Placement::NonTemporal)))
 }
@@ -143,7 +142,7 @@ fn claims(live: &live::Live, model: &model::Model) -> Vec<Claim> {
     vec![
         Claim::new(
             "fig. 5: several copies under way are up to 3 x faster than one at a time, from 4 KiB",
-            Verdict::of(pipelined.map(|ratio| ratio >= 1.15)),
+            Verdict::judged(pipelined, Sense::AtLeast, 1.15),
             format!(
                 "8 under way / 1: {} at 4 KiB; what is hidden here is the hand-over between two cores, there it is the \
                  engine's start-up, so the gain is of the same kind and of another size",
@@ -152,7 +151,7 @@ fn claims(live: &live::Live, model: &model::Model) -> Vec<Claim> {
         ),
         Claim::new(
             "fig. 5: the DMA engine copies 1.44 x as fast as memcpy on one core, from 8 KiB",
-            Verdict::of(dsa.or(engine).map(|ratio| ratio >= 1.44)),
+            Verdict::judged(dsa.or(engine), Sense::AtLeast, 1.44),
             format!(
                 "worker / memcpy: {} at 64 KiB; the worker is a core like the submitter's, and copies no faster. \
                  What it gives is the submitter's time: {} of that of copying by itself. {}",
@@ -179,7 +178,7 @@ fn claims(live: &live::Live, model: &model::Model) -> Vec<Claim> {
         ),
         Claim::new(
             "fig. 6: for copies of 1 to 2 KiB direct cache access is faster (and not durable)",
-            Verdict::of(dca_small.map(|ratio| ratio < 1.0)),
+            Verdict::judged(dca_small, Sense::AtMost, 1.0),
             format!("off / on: {} at 1 KiB; off has a fence to wait for, on has none", times(dca_small)),
         ),
         Claim::new(
@@ -192,7 +191,7 @@ fn claims(live: &live::Live, model: &model::Model) -> Vec<Claim> {
         ),
         Claim::new(
             "5.4.2: persistent copies of one core use non-temporal stores",
-            Verdict::of(nt.map(|ratio| ratio >= 1.0)),
+            Verdict::judged(nt, Sense::AtLeast, 1.0),
             format!(
                 "non-temporal / written back: {} at 64 KiB; worker, written back / non-temporal: {}",
                 times(nt),

@@ -8,7 +8,6 @@ use remanence_pmem::engine::{CopyEngine as _, Inline, Options, Placement};
 
 use super::SIZES;
 use super::live::{DRAM, PM};
-use crate::machine::State;
 use crate::report::{Kind, Row, figure};
 
 pub(super) const AMPLIFICATION: &str = "write amplification";
@@ -91,19 +90,8 @@ impl Model {
     }
 }
 
-fn row(op: &str, x: u64, series: &str, (metric, unit): (&'static str, &'static str), value: f64) -> Row {
-    Row {
-        series: series.to_owned(),
-        op: op.to_owned(),
-        x,
-        metric,
-        unit,
-        state: State::Any.word(),
-        p50: value,
-        p99: value,
-        n: 1,
-        kind: Kind::Model,
-    }
+fn row(op: &str, x: u64, series: &str, metric: (&'static str, &'static str), value: f64) -> Row {
+    Row::single(op, x, series, metric, value, Kind::Model)
 }
 
 /// GB/s of the engine into DRAM: starts overlap, bytes do not.

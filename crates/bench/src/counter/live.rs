@@ -77,6 +77,7 @@ pub(super) fn run(
     let mut live = Live { samples: Samples::default(), instructions, rounds, updates, skipped };
     let total = rounds * (regions.len() as u64 + 2);
     for round in 0..rounds {
+        live.samples.block(round);
         for (number, region) in regions.iter().enumerate() {
             let instruction = live.instructions[number];
             progress(round * (regions.len() as u64 + 2) + number as u64, total, &fenced(instruction));

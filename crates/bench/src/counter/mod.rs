@@ -14,9 +14,9 @@ use remanence_pmem::flush::Instruction;
 use self::live::{APPEND, Live, SEQUENCE, UNFENCED, UPDATE, Word};
 use crate::claims::{Claim, Verdict, times};
 use crate::effort::Effort;
-use crate::machine::Machine;
 use crate::report::{Bar, Report, Sense, figure};
 use crate::samples::{Key, Metric};
+use crate::stats::Estimate;
 
 /// How the bench is run.
 #[derive(Clone, Copy, Debug)]
@@ -30,22 +30,19 @@ pub struct Options {
 /// # Errors
 /// One sentence when there is no memory to write to.
 pub fn run(options: Options, progress: impl FnMut(u64, u64, &str)) -> Result<(Report, Vec<Claim>), String> {
-    let live = live::run(options.effort.pick((1, 200), (5, 2_000), (31, 20_000)), progress)?;
-    let mut rows = live.samples.rows();
-    rows.extend(model::rows());
+    let live = live::run(options.effort.pick((1, 200), (6, 2_000), (31, 20_000)), progress)?;
     let bars = bars(&live);
     let claims = claims(&live);
     let params = serde_json::json!({
-        "effort": options.effort.word(), "rounds": live.rounds, "updates": live.updates,
+        "rounds": live.rounds, "updates": live.updates,
         "pm": "a tmpfs file, declared ADR: lines are written back and fenced as on a persistent DIMM, and end in DRAM",
         "update": "chunks of a rotating counter, 256 B apart; one chunk is the plain word",
         "x": { UPDATE: "chunks", UNFENCED: "chunks" },
         "claims": &claims,
     });
-    Ok((
-        Report { bench: "counter", machine: Machine::here(), params, rows, bars, skipped: live.skipped },
-        claims,
-    ))
+    let mut report = Report::new("counter", options.effort, params, &live.samples, bars, live.skipped);
+    report.rows.extend(model::rows());
+    Ok((report, claims))
 }
 
 fn key(op: &str, x: u64, series: &str) -> Key {
@@ -53,18 +50,18 @@ fn key(op: &str, x: u64, series: &str) -> Key {
 }
 
 impl Live {
-    fn ratio(&self, over: (&str, u64, &str), under: (&str, u64, &str)) -> Option<f64> {
+    fn ratio(&self, over: (&str, u64, &str), under: (&str, u64, &str)) -> Option<Estimate> {
         self.samples.ratio(&key(over.0, over.1, over.2), &key(under.0, under.1, under.2))
     }
 
     /// How much faster ten chunks in rotation are than one, with a fence for each update.
-    fn rotation(&self, instruction: Instruction) -> Option<f64> {
+    fn rotation(&self, instruction: Instruction) -> Option<Estimate> {
         let series = live::fenced(instruction);
         self.ratio((UPDATE, 10, &series), (UPDATE, 1, &series))
     }
 
     /// The same without fences.
-    fn rotation_unfenced(&self, instruction: Instruction) -> Option<f64> {
+    fn rotation_unfenced(&self, instruction: Instruction) -> Option<Estimate> {
         let series = live::unfenced(instruction);
         self.ratio((UNFENCED, 10, &series), (UNFENCED, 1, &series))
     }
@@ -130,22 +127,22 @@ fn effect(live: &Live, instruction: Instruction) -> String {
 
 fn claims(live: &Live) -> Vec<Claim> {
     let best = live::fenced(live.best());
+    let checksums = live.ratio((APPEND, 256, live::CHECKSUMS), (APPEND, 256, Word::Counter.series()));
     let rotation = live.rotation(live.best());
     let unfenced = live.rotation_unfenced(live.best());
     let sequence = live.ratio((SEQUENCE, 64, &best), (UPDATE, 1, &best));
     let all: Vec<String> = live.instructions.iter().map(|i| effect(live, *i)).collect();
     let append =
         |size| live.ratio((APPEND, size, Word::Counter.series()), (APPEND, size, Word::Plain.series()));
-    let rate = |x, series: &str| {
-        let rows = live.samples.rows();
-        rows.iter().find(|row| row.op == UPDATE && row.x == x && row.series == series).map(|row| row.p50)
+    let each = |x| {
+        live.samples
+            .median(&key(UPDATE, x, &best))
+            .map_or_else(|| "not measured".to_owned(), |r| format!("{} ns", figure(nanos(r))))
     };
-    let each =
-        |x| rate(x, &best).map_or_else(|| "not measured".to_owned(), |r| format!("{} ns", figure(nanos(r))));
     vec![
         Claim::new(
             "6: repeated durable writes to one word take 770 ns, small ones in sequence 120 ns (6.4 x)",
-            Verdict::of(sequence.map(|ratio| ratio >= 2.0)),
+            Verdict::judged(sequence, Sense::AtLeast, 2.0),
             format!(
                 "{} to one word; in sequence {} as fast. Model with the paper's delays: {} and {} ns",
                 each(1),
@@ -156,7 +153,7 @@ fn claims(live: &Live) -> Vec<Claim> {
         ),
         Claim::new(
             "6.2: a counter that rotates over ten blocks is 7.6 x as fast (10 M updates a second)",
-            Verdict::of(rotation.map(|ratio| ratio >= 2.0)),
+            Verdict::judged(rotation, Sense::AtLeast, 2.0),
             format!(
                 "{} here: {}. {} Model with the paper's delays: {} x, {} M a second",
                 times(rotation),
@@ -177,7 +174,7 @@ fn claims(live: &Live) -> Vec<Claim> {
         ),
         Claim::new(
             "fig. 9: with a rotating counter a log takes 1.8 to 1.9 x as many small entries, and as many large ones",
-            Verdict::of(append(256).map(|ratio| ratio >= 1.5)),
+            Verdict::judged(append(256), Sense::AtLeast, 1.5),
             format!(
                 "{} at 256 B, {} at 4 KiB: a log gains what its word does. Model with the \
                  paper's delays, memory alone: {} and {} x",
@@ -189,21 +186,18 @@ fn claims(live: &Live) -> Vec<Claim> {
         ),
         Claim::new(
             "7: a log whose entries prove themselves (Mnemosyne's) needs one durable write and not two",
-            Verdict::of(
-                live.ratio((APPEND, 256, live::CHECKSUMS), (APPEND, 256, Word::Counter.series()))
-                    .map(|r| r >= 1.2),
-            ),
+            Verdict::judged(checksums, Sense::AtLeast, 1.2),
             format!(
                 "checksums only / rotating counter: {} at 256 B (the paper had not compared them)",
-                times(live.ratio((APPEND, 256, live::CHECKSUMS), (APPEND, 256, Word::Counter.series())))
+                times(checksums)
             ),
         ),
     ]
 }
 
 /// Why the rotation does, or does not, do anything here.
-fn why(fenced: Option<f64>, unfenced: Option<f64>) -> &'static str {
-    match (fenced, unfenced) {
+fn why(fenced: Option<Estimate>, unfenced: Option<Estimate>) -> &'static str {
+    match (fenced.map(|ratio| ratio.value()), unfenced.map(|ratio| ratio.value())) {
         (Some(fenced), _) if fenced >= 2.0 => "This CPU's write-back drops the line, as the paper's does.",
         (Some(_), Some(unfenced)) if unfenced >= 2.0 => {
             "A fenced update waits for the memory controller's answer whichever line it was, and that hides what the \

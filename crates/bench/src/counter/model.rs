@@ -10,7 +10,6 @@ use remanence_pmem::dimm::trace::{Event, Traced, replay};
 use remanence_pmem::dimm::{Config, Dimms};
 
 use super::live::{APPEND, CHUNKS, ENTRIES, SEQUENCE, UPDATE, Word};
-use crate::machine::State;
 use crate::report::{Kind, Row};
 
 const SERIES: &str = "model: Cascade Lake";
@@ -33,18 +32,7 @@ pub(super) fn rows() -> Vec<Row> {
 }
 
 fn row(op: &str, x: u64, series: &str, value: f64) -> Row {
-    Row {
-        series: series.to_owned(),
-        op: op.to_owned(),
-        x,
-        metric: "rate",
-        unit: "Mop/s",
-        state: State::Any.word(),
-        p50: value,
-        p99: value,
-        n: TIMES,
-        kind: Kind::Model,
-    }
+    Row { n: TIMES, ..Row::single(op, x, series, ("rate", "Mop/s"), value, Kind::Model) }
 }
 
 /// How much faster ten chunks are than one.

@@ -32,8 +32,7 @@ pub(super) fn key(mix: Mix, during: bool) -> Key {
 /// What one workload noticed.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Cleaned {
-    /// Mean latencies, microseconds.
-    pub(super) normal: Option<f64>,
+    /// The mean latency while it went on, microseconds.
     pub(super) during: Option<f64>,
     /// Operations a second.
     pub(super) rates: (Option<f64>, Option<f64>),
@@ -103,18 +102,9 @@ impl Bench<'_> {
         let whole = time.as_nanos() as u64 / slice;
         for (number, window) in measured.timeline.windows.range(..whole) {
             let mut row = |metric, unit, value: f64, worst: f64| {
-                self.rows.push(Row {
-                    series: "Erda".into(),
-                    op: over_time(mix),
-                    x: number * slice / 1_000_000,
-                    metric,
-                    unit,
-                    state: "any",
-                    p50: value,
-                    p99: worst,
-                    n: window.operations,
-                    kind: Kind::Live,
-                });
+                let x = number * slice / 1_000_000;
+                let row = Row::single(over_time(mix), x, "Erda", (metric, unit), value, Kind::Live);
+                self.rows.push(Row { p99: Some(worst), n: window.operations, ..row });
             };
             let mean = window.latency_sum as f64 / window.operations.max(1) as f64 / 1e3;
             row("latency", "us", mean, window.latency_max as f64 / 1e3);
@@ -148,13 +138,14 @@ impl Bench<'_> {
             sum.2 += slice;
             if window.operations > 0 {
                 let mean = window.latency_sum as f64 / window.operations as f64 / 1e3;
+                // Each stretch of time is a block of its own.
+                self.samples.block(*number);
                 self.samples.add(&key(mix, during), State::Any, State::Any, [mean]);
             }
         }
         let mean = |(n, sum, _): (u64, u64, u64)| (n > 0).then(|| sum as f64 / n as f64 / 1e3);
         let rate = |(n, _, time): (u64, u64, u64)| (n > 0).then(|| n as f64 * 1e9 / time as f64);
         Cleaned {
-            normal: mean(sums[0]),
             during: mean(sums[1]),
             rates: (rate(sums[0]), rate(sums[1])),
             cleaning_ms: intervals.iter().map(|(from, to)| to - from).sum::<u64>() as f64 / 1e6,

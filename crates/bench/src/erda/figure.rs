@@ -6,7 +6,7 @@ use remanence_ycsb::workload::Mix;
 
 use super::peerside::{self, Action, DataDirectory};
 use super::{cleaning, table1, title};
-use crate::plot::{self, Axis, Line, Panel};
+use crate::plot::{self, Axis, Line, Panel, Point};
 use crate::redis::Shape;
 use crate::report::{Report, Row, bytes};
 
@@ -45,7 +45,11 @@ fn lines(
         .rows
         .iter()
         .filter(|row| row.op == op && row.metric == metric)
-        .filter_map(|row| Some(Row { series: called(&row.series)?, p50: row.p50 * scale, ..row.clone() }))
+        .filter_map(|row| {
+            let bound = |of: Option<f64>| of.map(|of| of * scale);
+            let (low, high) = (bound(row.low), bound(row.high));
+            Some(Row { series: called(&row.series)?, p50: row.p50 * scale, low, high, ..row.clone() })
+        })
         .collect();
     plot::lines(&rows.iter().collect::<Vec<_>>())
 }
@@ -95,7 +99,7 @@ fn cpu(report: &Report, panels: &mut Vec<Panel>) {
             let mut series: Vec<Line> = Vec::new();
             for (n, mix) in Mix::PAPER_002.into_iter().enumerate() {
                 let all = lines(report, &format!("{} {what}", title(mix)), "cpu", 1.0, with(false));
-                let at = |points: &[(f64, f64)]| points.iter().find(|p| p.0 == *size as f64).map(|p| p.1);
+                let at = |points: &[Point]| points.iter().find(|p| p.x == *size as f64).map(|p| p.y);
                 let erda = all.iter().find(|(name, _)| name == super::Series::TwoReads.name());
                 let erda = erda.and_then(|(_, points)| at(points));
                 for (name, points) in all {
@@ -104,8 +108,8 @@ fn cpu(report: &Report, panels: &mut Vec<Panel>) {
                         if what == "application" { erda.map(|erda| times(cost, erda)) } else { Some(cost) };
                     let Some(drawn) = drawn else { continue };
                     match series.iter_mut().find(|(other, _)| *other == name) {
-                        Some((_, points)) => points.push((n as f64, drawn)),
-                        None => series.push((name, vec![(n as f64, drawn)])),
+                        Some((_, points)) => points.push(Point::at(n as f64, drawn)),
+                        None => series.push((name, vec![Point::at(n as f64, drawn)])),
                     }
                 }
             }
@@ -144,7 +148,9 @@ fn cleaned(report: &Report, panels: &mut Vec<Panel>) {
             let found = lines(report, &key.op, "latency", 1.0, |name| {
                 (name == key.series).then(|| key.series.clone())
             });
-            points.extend(found.first().and_then(|(_, points)| points.first()).map(|p| (n as f64, p.1)));
+            points.extend(
+                found.first().and_then(|(_, points)| points.first()).map(|p| Point { x: n as f64, ..*p }),
+            );
         }
         series.push((if during { "during log cleaning" } else { "normal" }.to_owned(), points));
     }
@@ -173,7 +179,7 @@ fn over_time(report: &Report, panels: &mut Vec<Panel>) {
             let series = lines(report, &op, metric, scale, as_it_is);
             let number = |value: &serde_json::Value| value.as_f64().unwrap_or_default();
             let intervals = report.params["cleaning"][&op].as_array().into_iter().flatten();
-            let last = series.iter().flat_map(|s| &s.1).map(|p| p.0).fold(0.0, f64::max);
+            let last = series.iter().flat_map(|s| &s.1).map(|p| p.x).fold(0.0, f64::max);
             let shaded = intervals.map(|i| (number(&i[0]).min(last), number(&i[1]).min(last))).collect();
             let caption = format!("(26) {}, {words} over time", title(mix));
             panels.push(Panel { shaded, ..panel(caption, Axis::Linear("ms".into()), unit, series) });
@@ -186,10 +192,11 @@ fn grouped(report: &Report, groups: &[(String, String, u64)], metric: &str, scal
     let mut series: Vec<Line> = Vec::new();
     for (n, (_, op, x)) in groups.iter().enumerate() {
         for (name, points) in lines(report, op, metric, scale, as_it_is) {
-            let Some((_, y)) = points.into_iter().find(|p| p.0 == *x as f64) else { continue };
+            let Some(found) = points.into_iter().find(|p| p.x == *x as f64) else { continue };
+            let point = Point { x: n as f64, ..found };
             match series.iter_mut().find(|(other, _)| *other == name) {
-                Some((_, points)) => points.push((n as f64, y)),
-                None => series.push((name, vec![(n as f64, y)])),
+                Some((_, points)) => points.push(point),
+                None => series.push((name, vec![point])),
             }
         }
     }
@@ -227,23 +234,15 @@ fn peers(report: &Report, panels: &mut Vec<Panel>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::machine::Machine;
     use crate::report::Kind;
 
     fn row(op: &str, series: &str, metric: &'static str, unit: &'static str, x: u64, p50: f64) -> Row {
         let (op, series) = (op.to_owned(), series.to_owned());
-        Row { series, op, x, metric, unit, state: "any", p50, p99: p50, n: 1, kind: Kind::Live }
+        Row::single(op, x, series, (metric, unit), p50, Kind::Live)
     }
 
     fn report(rows: Vec<Row>, params: serde_json::Value) -> Report {
-        Report {
-            bench: "erda",
-            machine: Machine::here(),
-            params,
-            rows,
-            bars: Vec::new(),
-            skipped: Vec::new(),
-        }
+        Report::of_rows("erda", params, rows, Vec::new(), Vec::new())
     }
 
     /// A bench's rows, of as much as every panel needs.
@@ -346,7 +345,7 @@ mod tests {
         let panels = panels(&report);
         let cpu = panels.iter().find(|panel| panel.caption.starts_with("Figure 22")).expect("it is there");
         let redo = cpu.series.iter().find(|(name, _)| name == "Redo Logging").expect("a scheme");
-        assert!(redo.1.iter().all(|p| p.1.is_infinite()) && redo.1.len() == 4, "{redo:?}");
+        assert!(redo.1.iter().all(|p| p.y.is_infinite()) && redo.1.len() == 4, "{redo:?}");
     }
 
     #[test]
@@ -368,7 +367,10 @@ mod tests {
         let word = |row: &serde_json::Value, key: &str| row[key].as_str().unwrap_or_default().to_owned();
         let fixed = |row: &serde_json::Value, key: &str| -> &'static str { word(row, key).leak() };
         let rows = value["rows"].as_array().expect("rows").iter().map(|one| Row {
-            p99: one["p99"].as_f64().unwrap_or_default(),
+            p99: one["p99"].as_f64(),
+            low: one["low"].as_f64(),
+            high: one["high"].as_f64(),
+            bursts: one["bursts"].as_u64().unwrap_or_default(),
             n: one["n"].as_u64().unwrap_or_default(),
             state: fixed(one, "state"),
             ..row(

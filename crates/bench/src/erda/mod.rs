@@ -46,7 +46,7 @@ use self::protocol::{Cost, Open, Served};
 use self::server::Server;
 use crate::claims::Claim;
 use crate::effort::Effort;
-use crate::machine::{Machine, State};
+use crate::machine::State;
 use crate::report::{Report, Row};
 use crate::samples::{Key, Metric, Samples};
 
@@ -57,7 +57,7 @@ const WORK_US: u64 = 50;
 /// How long a server may go without a sign.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// A quick run begins nothing new after this.
-const QUICK: Duration = Duration::from_secs(240);
+const QUICK: Duration = Duration::from_secs(480);
 
 /// A part of the bench.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -94,15 +94,15 @@ impl Part {
 /// What of each part is measured, by how much of it is.
 impl Effort {
     fn rounds(self) -> u64 {
-        self.pick(1, 3, 9)
+        self.pick(1, 6, 9)
     }
 
     fn burst(self) -> Duration {
-        Duration::from_millis(self.pick(4, 15, 50))
+        Duration::from_millis(self.pick(4, 10, 50))
     }
 
     fn sizes(self) -> Vec<usize> {
-        self.pick(vec![1024], vec![16, 256, 1024, 4096], PAPER_002_VALUE_SIZES.to_vec())
+        self.pick(vec![1024], vec![16, 1024, 4096], PAPER_002_VALUE_SIZES.to_vec())
     }
 
     fn threads(self) -> Vec<usize> {
@@ -220,6 +220,9 @@ fn key(figure: Figure, mix: Mix, series: Series, busy: bool, x: usize) -> Key {
     }
 }
 
+/// What is measured twice in each block: a scheme, and the bytes of a value.
+const CONTROL: (Series, usize) = (Series::Redo, VALUE);
+
 /// A bench under way.
 struct Bench<'a> {
     options: &'a Options,
@@ -281,16 +284,17 @@ pub fn run(
                 bench.table1 = table1::measure()?;
                 bench.rows.extend(table1::rows(&bench.table1));
             }
-            Part::Latency => bench.latency(),
+            Part::Latency => {
+                bench.controls();
+                bench.latency();
+            }
             Part::Threads => bench.threads(),
             Part::Cleaning => cleaned = bench.cleaning(),
             Part::Peers => peerside::run(&mut bench),
         }
     }
     bench.servers.clear();
-    let mut rows = bench.samples.rows();
-    rows.append(&mut bench.rows);
-    if rows.is_empty() {
+    if bench.samples.rows().is_empty() && bench.rows.is_empty() {
         return Err(format!("nothing could be measured: {}", bench.skipped.join("; ")));
     }
     let bars = verdicts::bars(&bench, &parts);
@@ -299,7 +303,6 @@ pub fn run(
     let over_time = Mix::PAPER_002.map(|mix| (cleaning::over_time(mix), "ms"));
     let axes: BTreeMap<String, &str> = by_threads.into_iter().chain(over_time).collect();
     let params = serde_json::json!({
-        "effort": format!("{effort:?}").to_lowercase(),
         "rounds": effort.rounds(),
         "burst_ms": effort.burst().as_millis() as u64,
         "records": effort.records(),
@@ -311,15 +314,14 @@ pub fn run(
         "parts": parts.iter().map(|part| part.name()).collect::<Vec<_>>(),
         "x": axes,
         "cleaning": bench.intervals,
-        "dropped": bench.samples.dropped,
         "memory": "the paper's figures: a file in /dev/shm that is declared ADR with DDIO off; every step is carried out, and \
                    nothing makes the domain true. No latency of NVM is added for anybody",
         "cpu": "application: CPU time of the serving thread from a message's arrival to the end of what it makes it do, waiting \
                 not counted. server process: all its threads, with the RNIC's engine in software, and their waiting",
         "claims": serde_json::to_value(&claims).unwrap_or_default(),
     });
-    let report =
-        Report { bench: "erda", machine: Machine::here(), params, rows, bars, skipped: bench.skipped };
+    let mut report = Report::new("erda", effort, params, &bench.samples, bars, bench.skipped);
+    report.rows.append(&mut bench.rows);
     Ok((report, claims))
 }
 
@@ -427,21 +429,40 @@ impl Bench<'_> {
         self.options.effort.probe()
     }
 
+    /// All of them, in the present block's order.
+    fn series(&self) -> Vec<Series> {
+        self.samples.order(Series::ALL.len()).into_iter().map(|n| Series::ALL[n]).collect()
+    }
+
+    /// What is measured twice in each block, with an idle server and with a busy one.
+    fn controls(&mut self) {
+        let (series, value) = CONTROL;
+        for busy in [false, true] {
+            for mix in [Mix::C, Mix::Update] {
+                for figure in [Figure::Each, Figure::Mean] {
+                    self.samples.control(&key(figure, mix, series, busy, value));
+                }
+            }
+        }
+    }
+
     fn latency(&mut self) {
         let effort = self.options.effort;
         for round in 0..effort.rounds() {
-            for (n, value) in effort.sizes().into_iter().enumerate() {
+            self.samples.block(round);
+            for value in effort.sizes() {
                 for busy in [false, true] {
-                    for place in 0..Series::ALL.len() {
-                        // Another order each time, so that none always follows the same one.
-                        let series = Series::ALL[(place + round as usize + n) % Series::ALL.len()];
+                    for series in self.series() {
                         self.step(&format!("{} with values of {value} bytes", series.name()));
                         if self.is_late() {
                             continue;
                         }
-                        if let Err(why) = self.latencies(series, value, busy, round as usize) {
-                            self.servers.remove(&series);
-                            self.skip(format!("{}: {why}", series.name()));
+                        let twice = if (series, value) == CONTROL { &[false, true][..] } else { &[false] };
+                        for again in twice {
+                            if let Err(why) = self.latencies(series, value, busy, round as usize, *again) {
+                                self.servers.remove(&series);
+                                self.skip(format!("{}: {why}", series.name()));
+                            }
                         }
                     }
                 }
@@ -449,7 +470,14 @@ impl Bench<'_> {
         }
     }
 
-    fn latencies(&mut self, series: Series, value: usize, busy: bool, round: usize) -> Result<(), String> {
+    fn latencies(
+        &mut self,
+        series: Series,
+        value: usize,
+        busy: bool,
+        round: usize,
+        again: bool,
+    ) -> Result<(), String> {
         let effort = self.options.effort;
         let (_, mut handles) = self.open(series, value, busy, 1, effort.records())?;
         for n in 0..Mix::PAPER_002.len() {
@@ -470,7 +498,10 @@ impl Bench<'_> {
                     v.count_since_last_iteration() as usize,
                 )
             });
-            let of = |figure| key(figure, mix, series, busy, value);
+            let of = |figure| {
+                let key = key(figure, mix, series, busy, value);
+                if again { key.again() } else { key }
+            };
             self.samples.add(&of(Figure::Each), from, to, each);
             self.samples.add(&of(Figure::Mean), from, to, [all.mean() / 1e3]);
             self.samples.add(&of(Figure::Application), from, to, [cost.application_us / count]);
@@ -484,11 +515,11 @@ impl Bench<'_> {
     fn threads(&mut self) {
         let effort = self.options.effort;
         for round in 0..effort.rounds() {
-            for (n, threads) in effort.threads().into_iter().enumerate() {
+            self.samples.block(round);
+            for threads in effort.threads() {
                 // The bar is at four threads: there the server is busy too.
                 for busy in if threads == 4 { &[false, true][..] } else { &[false] } {
-                    for place in 0..Series::ALL.len() {
-                        let series = Series::ALL[(place + round as usize + n) % Series::ALL.len()];
+                    for series in self.series() {
                         self.step(&format!("{} by {threads} threads", series.name()));
                         if self.is_late() {
                             continue;

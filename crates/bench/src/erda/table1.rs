@@ -16,18 +16,7 @@ pub(super) fn measure() -> Result<Vec<Cell>, String> {
 }
 
 fn row(cell: &Cell, series: String, bytes: u64) -> Row {
-    Row {
-        series,
-        op: cell.change.op().to_owned(),
-        x: cell.value as u64,
-        metric: "written",
-        unit: "B",
-        state: "any",
-        p50: bytes as f64,
-        p99: bytes as f64,
-        n: 1,
-        kind: Kind::Live,
-    }
+    Row::single(cell.change.op(), cell.value as u64, series, ("written", "B"), bytes as f64, Kind::Live)
 }
 
 /// The table as rows: what is counted, and where that is not all, what is stored.

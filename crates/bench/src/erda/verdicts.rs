@@ -6,28 +6,32 @@ use remanence_erda_paper::baseline::Scheme;
 use remanence_kv::view::Mode;
 use remanence_ycsb::workload::Mix;
 
-use super::cleaning::Cleaned;
+use super::cleaning::{self, Cleaned};
 use super::peerside::{self, Action, DataDirectory, Who};
 use super::protocol::Carrier;
 use super::{Bench, Figure, Part, Series, key, table1, title};
 use crate::claims::{Claim, Verdict, times};
 use crate::redis::{Fsync, Shape};
 use crate::report::{Bar, Sense, figure};
-use crate::samples::{Key, Samples};
+use crate::samples::Key;
+use crate::stats::{self, Estimate};
 
-/// Ratios at several points: which were found.
-struct Ratios(Vec<f64>);
+/// Ratios at several points, if they were found at each of them.
+struct Ratios(Option<Vec<Estimate>>);
 
 impl Ratios {
-    fn median(&self) -> Option<f64> {
-        let mut all = self.0.clone();
-        all.sort_unstable_by(f64::total_cmp);
-        (!all.is_empty()).then(|| all[all.len() / 2])
+    fn median(&self) -> Option<Estimate> {
+        stats::median(self.0.as_deref()?)
     }
 
-    fn largest(&self) -> Option<f64> {
-        self.0.iter().copied().reduce(f64::max)
+    fn largest(&self) -> Option<Estimate> {
+        stats::worst(self.0.as_deref()?, Sense::AtMost)
     }
+}
+
+/// The worse of two.
+fn worse(found: [Option<Estimate>; 2], sense: Sense) -> Option<Estimate> {
+    stats::worst(&[found[0]?, found[1]?], sense)
 }
 
 impl Bench<'_> {
@@ -35,10 +39,17 @@ impl Bench<'_> {
     fn by_size(&self, figure: Figure, mix: Mix, over: Series, under: Series, busy: bool) -> Ratios {
         let of = |series, value| key(figure, mix, series, busy, value);
         let sizes = self.options.effort.sizes().into_iter();
-        Ratios(sizes.filter_map(|value| self.samples.ratio(&of(over, value), &of(under, value))).collect())
+        Ratios(sizes.map(|value| self.samples.ratio(&of(over, value), &of(under, value))).collect())
     }
 
-    fn at_threads(&self, mix: Mix, over: Series, under: Series, busy: bool, threads: usize) -> Option<f64> {
+    fn at_threads(
+        &self,
+        mix: Mix,
+        over: Series,
+        under: Series,
+        busy: bool,
+        threads: usize,
+    ) -> Option<Estimate> {
         let of = |series| key(Figure::Threads, mix, series, busy, threads);
         self.samples.ratio(&of(over), &of(under))
     }
@@ -71,7 +82,7 @@ fn latency(bench: &Bench<'_>, bars: &mut Vec<Bar>) {
             let ratios = bench.by_size(Figure::Mean, Mix::C, erda, baseline, true);
             let name = format!("YCSB-C latency, busy server: {} / {}", erda.name(), baseline.name());
             bars.push(Bar::new(
-                format!("{name}, worst of {} sizes", ratios.0.len()),
+                format!("{name}, worst of {} sizes", bench.options.effort.sizes().len()),
                 ratios.largest(),
                 Sense::AtMost,
                 0.7,
@@ -104,7 +115,7 @@ fn threads(bench: &Bench<'_>, bars: &mut Vec<Bar>) {
 
 fn peers(bench: &Bench<'_>, bars: &mut Vec<Bar>) {
     let mut bar = |name: String, over: &Key, under: &Key, sense, limit| {
-        bars.push(beside(&bench.samples, name, over, under, sense, limit));
+        bars.push(Bar::new(name, bench.samples.ratio(over, under), sense, limit));
     };
     let natives = [Carrier::Udp, Carrier::Shm].map(Who::Native);
     for value in peerside::SIZES {
@@ -158,27 +169,13 @@ fn peers(bench: &Bench<'_>, bars: &mut Vec<Bar>) {
     }
 }
 
-/// A bar over two medians of the same state of the machine; if there is no such state, over all samples, which it says.
-fn beside(samples: &Samples, name: String, over: &Key, under: &Key, sense: Sense, limit: f64) -> Bar {
-    match (samples.ratio(over, under), samples.ratio_of_all(over, under)) {
-        (Some(ratio), _) => Bar::new(name, Some(ratio), sense, limit),
-        (None, Some(ratio)) => Bar::new(
-            format!("{name} (the machine was never in one state for both)"),
-            Some(ratio),
-            sense,
-            limit,
-        ),
-        (None, None) => Bar::new(name, None, sense, limit),
-    }
-}
-
 /// What the paper says, in its order.
 pub(super) fn claims(bench: &Bench<'_>, cleaned: &BTreeMap<Mix, Cleaned>) -> Vec<Claim> {
     let mut claims = Vec::new();
     latency_claims(bench, &mut claims);
     throughput_claims(bench, &mut claims);
     cpu_claims(bench, &mut claims);
-    cleaning_claims(cleaned, &mut claims);
+    cleaning_claims(bench, cleaned, &mut claims);
     bytes_claims(bench, &mut claims);
     claims
 }
@@ -190,17 +187,15 @@ const LATENCY: [(Mix, u32, f64); 4] =
 fn latency_claims(bench: &Bench<'_>, claims: &mut Vec<Claim>) {
     for (mix, number, papers) in LATENCY {
         let of = |erda, baseline, busy| bench.by_size(Figure::Mean, mix, erda, baseline, busy).median();
-        let all = |erda, busy| {
-            let found = Series::BASELINES.map(|baseline| of(erda, baseline, busy));
-            Some(found[0]?.max(found[1]?))
-        };
+        let all =
+            |erda, busy| worse(Series::BASELINES.map(|baseline| of(erda, baseline, busy)), Sense::AtMost);
         let (idle, busy) = (all(Series::TwoReads, false), all(Series::TwoReads, true));
         claims.push(Claim::new(
             format!(
                 "5.2, figure {number}: {} is faster with Erda than with either scheme ({papers} of their mean latency)",
                 title(mix)
             ),
-            Verdict::of(idle.map(|ratio| ratio < 1.0)),
+            Verdict::judged(idle, Sense::AtMost, 1.0),
             format!(
                 "{} of the better one with an idle server and {} with a busy one (medians over the value sizes); with the \
                  location cache {} and {}",
@@ -214,7 +209,7 @@ fn latency_claims(bench: &Bench<'_>, claims: &mut Vec<Claim>) {
             let durable = all(Series::Durable, false);
             claims.push(Claim::new(
                 "(ours) and what it costs to be durable at the acknowledgement, which the paper's Erda is not",
-                Verdict::of(durable.map(|ratio| ratio < 1.0)),
+                Verdict::judged(durable, Sense::AtMost, 1.0),
                 format!("update-only takes {} of the better scheme, both durable", times(durable)),
             ));
         }
@@ -245,14 +240,14 @@ fn throughput_claims(bench: &Bench<'_>, claims: &mut Vec<Claim>) {
     for (mix, number, papers) in [(Mix::C, 18, 1.52), (Mix::B, 19, 1.48), (Mix::A, 20, 1.37)] {
         let of = |baseline| {
             let threads = bench.options.effort.threads().into_iter();
-            let all = threads.filter_map(|n| bench.at_threads(mix, Series::TwoReads, baseline, false, n));
+            let all = threads.map(|n| bench.at_threads(mix, Series::TwoReads, baseline, false, n));
             Ratios(all.collect()).median()
         };
         let found = Series::BASELINES.map(of);
-        let least = (|| Some(found[0]?.min(found[1]?)))();
+        let least = worse(found, Sense::AtLeast);
         claims.push(Claim::new(
             format!("5.3, figure {number}: {} has {papers} times the throughput of the others", title(mix)),
-            Verdict::of(least.map(|ratio| ratio > 1.0)),
+            Verdict::judged(least, Sense::AtLeast, 1.0),
             format!(
                 "{} of Redo Logging and {} of Read After Write, median over the threads; {} and {} with a busy server and 4 \
                  threads",
@@ -264,10 +259,11 @@ fn throughput_claims(bench: &Bench<'_>, claims: &mut Vec<Claim>) {
         ));
     }
     let update = Series::BASELINES.map(|b| bench.at_threads(Mix::Update, Series::TwoReads, b, false, 4));
-    let near = |ratio: Option<f64>| ratio.map(|ratio| (0.7..1.5).contains(&ratio));
+    let near =
+        |ratio| Verdict::judged(ratio, Sense::AtLeast, 0.7).and(Verdict::judged(ratio, Sense::AtMost, 1.5));
     claims.push(Claim::new(
         "5.3, figure 21: update-only has about the same throughput in all three",
-        Verdict::of((|| Some(near(update[0])? && near(update[1])?))()),
+        near(update[0]).and(near(update[1])),
         format!(
             "{} of Redo Logging and {} of Read After Write, 4 threads",
             times(update[0]),
@@ -307,7 +303,7 @@ fn cpu_claims(bench: &Bench<'_>, claims: &mut Vec<Claim>) {
                 "5.4: {} costs the server's CPU {papers} times as much in Redo Logging and Read After Write",
                 title(mix)
             ),
-            Verdict::of((|| Some(found[0]? > 1.0 && found[1]? > 1.0))()),
+            Verdict::judged(worse(found, Sense::AtLeast), Sense::AtLeast, 1.0),
             format!(
                 "the application's CPU {} and {}; the whole process, RNIC and waiting included, {} and {}",
                 times(found[0]),
@@ -319,22 +315,18 @@ fn cpu_claims(bench: &Bench<'_>, claims: &mut Vec<Claim>) {
     }
 }
 
-fn cleaning_claims(cleaned: &BTreeMap<Mix, Cleaned>, claims: &mut Vec<Claim>) {
+fn cleaning_claims(bench: &Bench<'_>, cleaned: &BTreeMap<Mix, Cleaned>, claims: &mut Vec<Claim>) {
     let of = |mix: Mix| cleaned.get(&mix).copied().unwrap_or_default();
-    let ratio = |mix: Mix| Some(of(mix).during? / of(mix).normal?);
+    let ratio = |mix: Mix| bench.samples.ratio(&cleaning::key(mix, true), &cleaning::key(mix, false));
     let rates = |mix: Mix| Some(of(mix).rates.1? / of(mix).rates.0?);
-    let slowest = (|| {
-        let update = of(Mix::Update).during?;
-        Some(
-            [Mix::A, Mix::B, Mix::C]
-                .into_iter()
-                .all(|mix| of(mix).during.is_none_or(|other| other <= update)),
-        )
-    })();
+    let beside = [Mix::A, Mix::B, Mix::C]
+        .map(|mix| bench.samples.ratio(&cleaning::key(mix, true), &cleaning::key(Mix::Update, true)));
+    let seen: Vec<Estimate> = beside.into_iter().flatten().collect();
+    let slowest = Verdict::judged(stats::worst(&seen, Sense::AtMost), Sense::AtMost, 1.0);
     let during = |mix| of(mix).during.map_or_else(|| "not seen".into(), figure);
     claims.push(Claim::new(
         "5.5, figure 26: during log cleaning update-only has the highest mean latency",
-        Verdict::of(slowest),
+        slowest,
         format!(
             "{} us update-only, {} us YCSB-A, {} us YCSB-B, {} us YCSB-C",
             during(Mix::Update),
@@ -345,7 +337,7 @@ fn cleaning_claims(cleaned: &BTreeMap<Mix, Cleaned>, claims: &mut Vec<Claim>) {
     ));
     claims.push(Claim::new(
         "5.5: update-only is about as fast during log cleaning as normally",
-        Verdict::of(ratio(Mix::Update).map(|ratio| ratio < 1.25)),
+        Verdict::judged(ratio(Mix::Update), Sense::AtMost, 1.25),
         format!(
             "its mean latency is {} and its throughput {} of normal, over {} ms of cleaning",
             times(ratio(Mix::Update)),
@@ -355,7 +347,7 @@ fn cleaning_claims(cleaned: &BTreeMap<Mix, Cleaned>, claims: &mut Vec<Claim>) {
     ));
     claims.push(Claim::new(
         "5.5: YCSB-C is slower during log cleaning, as clients then ask the server",
-        Verdict::of(ratio(Mix::C).map(|ratio| ratio > 1.1)),
+        Verdict::judged(ratio(Mix::C), Sense::AtLeast, 1.1),
         format!(
             "{} of normal. Ours go on one-sidedly: what they lose is what the cleaner takes of a CPU that they share, and the \
              locations that it moves",
@@ -377,7 +369,7 @@ fn bytes_claims(bench: &Bench<'_>, claims: &mut Vec<Claim>) {
     let paper = ratio(table1::Who::Paper);
     claims.push(Claim::new(
         "5.6: Erda reduces NVM writes by about 50 %",
-        Verdict::of(paper.map(|ratio| ratio < 0.55)),
+        Verdict::judged(paper, Sense::AtMost, 0.55),
         format!(
             "an update of 1 KiB writes {} of Redo Logging's bytes in the paper's layout, {} in ours, {} when it is durable",
             times(paper),
@@ -385,26 +377,4 @@ fn bytes_claims(bench: &Bench<'_>, claims: &mut Vec<Claim>) {
             times(ratio(table1::Who::Ours(Mode::Durable))),
         ),
     ));
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::machine::State;
-
-    #[test]
-    fn a_bar_beside_a_peer_has_a_value_whenever_both_were_measured_and_says_of_which_states() {
-        let at = |who| peerside::spinning(DataDirectory::Tmpfs, Action::Get, who, 64);
-        let (ours, redis) = (at(Who::Native(Carrier::Udp)), at(Who::Redis(Fsync::No)));
-        let mut samples = Samples::default();
-        let bar = |samples: &Samples| beside(samples, "GET".into(), &ours, &redis, Sense::AtMost, 0.5);
-        samples.add(&ours, State::Near, State::Near, [2.0; 10]);
-        assert_eq!(bar(&samples).value, None);
-        samples.add(&redis, State::Far, State::Far, [8.0; 10]);
-        let mixed = bar(&samples);
-        assert!(mixed.holds && mixed.name.contains("never in one state"), "{mixed:?}");
-        samples.add(&redis, State::Near, State::Near, [2.5; 10]);
-        let same = bar(&samples);
-        assert!(!same.holds && same.name == "GET", "{same:?}");
-    }
 }

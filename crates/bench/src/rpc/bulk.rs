@@ -93,7 +93,9 @@ pub fn run(options: Options, dsa: bool, mut progress: impl FnMut(u64, u64, &str)
     let mut bare = Bare::open(host.addresses())?;
     let steps = rounds * sizes.len() as u64;
     let mut done = 0;
-    for _ in 0..rounds {
+    bench.samples.control(&throughput(sizes[0], series(Copying::Cpu)));
+    for round in 0..rounds {
+        bench.samples.block(round);
         for &size in sizes {
             progress(done, steps, &format!("{OP}s of {}", bytes(size)));
             done += 1;
@@ -204,17 +206,9 @@ fn amplification(ddio: bool) -> f64 {
 }
 
 fn model_rows(cached: f64, direct: f64) -> Vec<Row> {
-    let row = |series: &str, value| Row {
-        series: format!("model: {series}"),
-        op: "media bytes for each byte".into(),
-        x: 2 << 20,
-        metric: "ratio",
-        unit: "times",
-        state: "any",
-        p50: value,
-        p99: value,
-        n: 1,
-        kind: Kind::Model,
+    let row = |series: &str, value| {
+        let (op, series) = ("media bytes for each byte", format!("model: {series}"));
+        Row::single(op, 2 << 20, series, ("ratio", "times"), value, Kind::Model)
     };
     vec![row("DDIO or DCA on", cached), row("DDIO or DCA off", direct)]
 }
@@ -248,7 +242,7 @@ fn verdicts(bench: &Bench, sizes: &[u64], cached: f64, direct: f64) -> (Vec<Bar>
     let claims = vec![
         Claim::new(
             "5.2, figure 4: one-sided 2 MB writes come near the line rate (45 of 56 Gbit/s)",
-            Verdict::of(write_stream.map(|ratio| ratio > 0.75)),
+            Verdict::judged(write_stream, Sense::AtLeast, 0.75),
             format!(
                 "{} of a bare UDP stream with the kernel's segmentation offload, which checks nothing and copies less: \
                  the engine computes an ICRC on both sides",
@@ -257,7 +251,7 @@ fn verdicts(bench: &Bench, sizes: &[u64], cached: f64, direct: f64) -> (Vec<Bar>
         ),
         Claim::new(
             "5.2, figure 4: calls that copy with the CPU have half the bandwidth of one-sided writes (22 of 45 Gbit/s)",
-            Verdict::of(rpc_write.map(|ratio| ratio < 0.6)),
+            Verdict::judged(rpc_write, Sense::AtMost, 0.6),
             format!(
                 "{}. The one-sided path is a CPU's work here too, and its copy into memory is cheap beside it",
                 times(rpc_write)
@@ -274,7 +268,7 @@ fn verdicts(bench: &Bench, sizes: &[u64], cached: f64, direct: f64) -> (Vec<Bar>
         ),
         Claim::new(
             "5.5, figure 7: the copy engine makes calls faster, from 16 KB on (2.3 x at 128 KB)",
-            Verdict::of(gain(large).map(|ratio| ratio > 1.2)),
+            Verdict::judged(gain(large), Sense::AtLeast, 1.2),
             format!(
                 "{} at 128 KiB. The paper's engine is hardware beside the cores, and its CPU copied at 34 Gbit/s. Here a \
                  copy takes a small part of what a message costs, and its engine is a thread that needs a core: with two \
@@ -285,7 +279,7 @@ fn verdicts(bench: &Bench, sizes: &[u64], cached: f64, direct: f64) -> (Vec<Bar>
         ),
         Claim::new(
             "5.5, figure 7: for large writes the engine is faster with direct cache access off (by 32 % at 128 KB)",
-            Verdict::of(dca.map(|ratio| ratio > 1.1)),
+            Verdict::judged(dca, Sense::AtLeast, 1.1),
             format!(
                 "{}. In the paper it is the write amplification of the DIMMs that makes the difference, which only the \
                  model has; on DRAM, past the cache means waiting for memory",

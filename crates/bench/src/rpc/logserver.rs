@@ -59,7 +59,9 @@ pub fn run(options: Options, mut progress: impl FnMut(u64, u64, &str)) -> Outcom
     let mut bare = Bare::open(host.addresses())?;
     let steps = rounds * sizes.len() as u64;
     let mut done = 0;
-    for _ in 0..rounds {
+    bench.samples.control(&rate(sizes[0], SERVED[0].0));
+    for round in 0..rounds {
+        bench.samples.block(round);
         for &size in sizes {
             progress(done, steps, &format!("appends of {size} bytes"));
             done += 1;
@@ -155,7 +157,7 @@ fn verdicts(bench: &Bench, sizes: &[u64]) -> (Vec<Bar>, Vec<Claim>) {
     let claims = vec![
         Claim::new(
             "6.4, figure 9: the rotating counter makes appends of up to 512 B 80 to 90 % faster",
-            Verdict::of(gain.map(|ratio| ratio >= 1.5)),
+            Verdict::judged(gain, Sense::AtLeast, 1.5),
             format!(
                 "{} at 64 B. The cause is a clwb that drops the line, as Cascade Lake's does; where a fenced write-back \
                  costs the same for one line as for many (rem bench counter measures this CPU, and has the paper's delays \
@@ -165,12 +167,12 @@ fn verdicts(bench: &Bench, sizes: &[u64]) -> (Vec<Bar>, Vec<Claim>) {
         ),
         Claim::new(
             "6.4, figure 9: for larger appends the choice of the counter has little effect",
-            Verdict::of(late.map(|ratio| (0.85..1.2).contains(&ratio))),
+            Verdict::judged(late, Sense::AtLeast, 0.85).and(Verdict::judged(late, Sense::AtMost, 1.2)),
             format!("{} at {large} B", times(late)),
         ),
         Claim::new(
             "(ours) several appends under one commit save most of what durability costs",
-            Verdict::of(grouped.map(|ratio| ratio > 1.1)),
+            Verdict::judged(grouped, Sense::AtLeast, 1.1),
             format!("{} at 64 B", times(grouped)),
         ),
     ];

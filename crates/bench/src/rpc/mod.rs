@@ -15,9 +15,10 @@ pub mod pwrite;
 use self::host::CLIENT_CORE;
 use crate::claims::Claim;
 use crate::effort::Effort;
-use crate::machine::{Machine, pin};
+use crate::machine::pin;
 use crate::report::{Bar, Report};
 use crate::samples::{Key, Metric, Samples};
+use crate::stats::Estimate;
 
 /// How a bench of these is run.
 #[derive(Clone, Copy, Debug)]
@@ -29,7 +30,7 @@ pub struct Options {
 impl Options {
     /// Rounds, and milliseconds of one sample.
     fn extent(self) -> (u64, u64) {
-        self.effort.pick((1, 3), (3, 15), (9, 40))
+        self.effort.pick((1, 3), (6, 10), (9, 40))
     }
 }
 
@@ -68,7 +69,7 @@ impl Bench {
         }
     }
 
-    fn ratio(&self, over: &Key, under: &Key) -> Option<f64> {
+    fn ratio(&self, over: &Key, under: &Key) -> Option<Estimate> {
         self.samples.ratio(over, under)
     }
 
@@ -80,17 +81,14 @@ impl Bench {
         bars: Vec<Bar>,
         claims: Vec<Claim>,
     ) -> Outcome {
-        let mut rows = self.samples.rows();
-        if rows.is_empty() {
+        if self.samples.rows().is_empty() {
             return Err(format!("nothing could be measured: {}", self.skipped.join("; ")));
         }
-        rows.extend(more);
         let mut params = params;
-        params["effort"] = self.effort.word().into();
-        params["dropped"] = self.samples.dropped.into();
         params["claims"] = serde_json::to_value(&claims).unwrap_or_default();
         params["memory"] = "a file in /dev/shm, declared ADR: it survives a crash of the process only".into();
-        let report = Report { bench, machine: Machine::here(), params, rows, bars, skipped: self.skipped };
+        let mut report = Report::new(bench, self.effort, params, &self.samples, bars, self.skipped);
+        report.rows.extend(more);
         Ok((report, claims))
     }
 }

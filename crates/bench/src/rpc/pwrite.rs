@@ -48,7 +48,9 @@ pub fn run(options: Options, mut progress: impl FnMut(u64, u64, &str)) -> Outcom
     let mut bare = Bare::open(host.addresses())?;
     let steps = rounds * SIZES.len() as u64;
     let mut done = 0;
-    for _ in 0..rounds {
+    bench.samples.control(&latency(64, RPC));
+    for round in 0..rounds {
+        bench.samples.block(round);
         for size in SIZES {
             progress(done, steps, &format!("{OP} of {size} bytes"));
             done += 1;
@@ -109,18 +111,8 @@ fn visibility_rows(seen: &[(Method, bool, Tally)]) -> Vec<Row> {
         [("visible at its completion", tally.visible), ("durable at its completion", tally.durable)].map(
             |(op, n)| {
                 let share = n as f64 * 100.0 / tally.trials.max(1) as f64;
-                Row {
-                    series: series.clone(),
-                    op: op.to_owned(),
-                    x: 1024,
-                    metric: "share",
-                    unit: "%",
-                    state: "any",
-                    p50: share,
-                    p99: share,
-                    n: tally.trials,
-                    kind: Kind::Simulated,
-                }
+                let row = Row::single(op, 1024, series.clone(), ("share", "%"), share, Kind::Simulated);
+                Row { n: tally.trials, ..row }
             },
         )
     });
@@ -181,7 +173,7 @@ fn verdicts(bench: &Bench, seen: &[(Method, bool, Tally)]) -> (Vec<Bar>, Vec<Cla
         ),
         Claim::new(
             "4.3: durable WRITE+READ takes more than 2 x a WRITE (2.9 and 1.4 us, 64 B)",
-            Verdict::of(read_write.map(|ratio| ratio > 2.0)),
+            Verdict::judged(read_write, Sense::AtLeast, 2.0),
             format!(
                 "{}. Here both leave in one system call and the answers come in one, so a READ adds its engine time and \
                  no round trip over PCIe",
@@ -190,7 +182,7 @@ fn verdicts(bench: &Bench, seen: &[(Method, bool, Tally)]) -> (Vec<Bar>, Vec<Cla
         ),
         Claim::new(
             "4.3: calls are up to 20 % faster than WRITE+READ at the median, and in any case comparable",
-            Verdict::of(rpc_read.map(|ratio| ratio <= 1.0)),
+            Verdict::judged(rpc_read, Sense::AtMost, 1.0),
             format!(
                 "{} of WRITE+READ. A call passes an event loop on both sides where a software RNIC has its engine only: \
                  both are the same CPU's work here",
@@ -199,12 +191,12 @@ fn verdicts(bench: &Bench, seen: &[(Method, bool, Tally)]) -> (Vec<Bar>, Vec<Cla
         ),
         Claim::new(
             "4.5: WRITE+FLUSH will be little faster than a call",
-            Verdict::of(flush_rpc.map(|ratio| ratio > 0.75)),
+            Verdict::judged(flush_rpc, Sense::AtLeast, 0.75),
             format!("{} of a call", times(flush_rpc)),
         ),
         Claim::new(
             "1: making data durable takes far less (100 ns) than the network's round trip",
-            Verdict::of(durable.map(|ratio| ratio < 1.25)),
+            Verdict::judged(durable, Sense::AtMost, 1.25),
             format!(
                 "a durable call takes {} of one into the cache, {} of a bare round trip",
                 times(durable),

@@ -19,7 +19,6 @@ use self::plan::{Path, Step};
 use self::protocol::Test;
 use self::session::Session;
 use crate::effort::Effort;
-use crate::machine::Machine;
 use crate::netns::NetworkPath;
 use crate::peers::{self, PeerProgram};
 use crate::report::Report;
@@ -41,7 +40,7 @@ pub struct Options {
 /// # Errors
 /// One sentence when nothing at all can be measured; what cannot be measured alone is in the report's `skipped`.
 pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Result<Report, String> {
-    let (rounds, ms) = options.effort.pick((1, 3), (3, 12), (9, 40));
+    let (rounds, ms) = options.effort.pick((1, 3), (6, 8), (9, 40));
     let plan = plan::steps(&options.paths);
     let peers = plan::peers(&options.paths);
     let total = rounds * (plan.len() + peers.len()) as u64;
@@ -63,13 +62,13 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
         return Err(format!("no path could be opened: {}", skipped.join("; ")));
     }
     let mut samples = Samples::default();
+    plan.iter().filter(|step| step.is_control()).for_each(|step| samples.control(&step.key()));
     let mut done = 0;
     let mut round = 0;
-    while Effort::another(round, rounds, || {
-        plan::bars(&samples, &options.paths).iter().any(|bar| bar.value.is_none())
-    }) {
+    while options.effort.another(round, rounds, || plan::bars(&samples, &options.paths)) {
+        samples.block(round);
         round += 1;
-        for step in &plan {
+        for step in samples.order(plan.len()).into_iter().map(|n| &plan[n]) {
             done += 1;
             progress(done, total, &step.words());
             let Some(session) = sessions.get_mut(&step.path) else { continue };
@@ -95,11 +94,11 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
     }
     progress(total, total, "done");
     let params = serde_json::json!({
-        "effort": options.effort.word(), "rounds": round, "ms": ms, "paths": options.paths, "dropped": samples.dropped,
+        "rounds": round, "ms": ms, "paths": options.paths,
         "latency": "post to completion, spinning on both sides; ping-pong and put_lat: half a round trip",
     });
     let bars = plan::bars(&samples, &options.paths);
-    Ok(Report { bench: "transport", machine: Machine::here(), params, rows: samples.rows(), bars, skipped })
+    Ok(Report::new("transport", options.effort, params, &samples, bars, skipped))
 }
 
 fn sessions(options: &Options, plan: &[Step], skipped: &mut Vec<String>) -> BTreeMap<Path, Session> {

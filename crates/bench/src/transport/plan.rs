@@ -110,6 +110,12 @@ impl Step {
         }]
     }
 
+    /// Whether it is measured twice in each block: a latency, and a throughput.
+    pub(super) fn is_control(&self) -> bool {
+        let carrier = matches!(self.path.carrier(), Carrier::Udp | Carrier::Xdp | Carrier::Shm);
+        carrier && matches!((self.test, self.size), (Test::Write, 64) | (Test::WriteStream, 65_536))
+    }
+
     pub(super) fn words(&self) -> String {
         format!("{} {} {}", self.path.series(), self.test.op(), crate::report::bytes(self.size))
     }
@@ -208,7 +214,7 @@ pub(super) fn bars(samples: &Samples, wanted: &[String]) -> Vec<Bar> {
         Bar::new(name, samples.ratio(over, under), sense, limit)
     };
     let rate = |name: &str, path, least| {
-        Bar::new(name, samples.median(&key(path, Test::WriteRate, 8)), Sense::AtLeast, least)
+        Bar::new(name, samples.level(&key(path, Test::WriteRate, 8)), Sense::AtLeast, least)
     };
     let put_lat = |size| ucx(UCX_SHM, "ucp_put_lat", size, Metric::Latency);
     let all = vec![

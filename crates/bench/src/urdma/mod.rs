@@ -14,10 +14,11 @@ use std::time::Duration;
 
 use self::guest::Guest;
 use crate::effort::Effort;
-use crate::machine::{Machine, State};
+use crate::machine::State;
 use crate::perftest::{Op, Run};
 use crate::report::{Bar, Report, Sense, bytes, figure};
 use crate::samples::{Metric, Samples};
+use crate::stats;
 
 /// How the bench is run.
 #[derive(Clone, Debug)]
@@ -88,6 +89,7 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
     let (mut samples, mut medians, mut skipped) = (Samples::default(), Medians::new(), Vec::new());
     let mut done = 0;
     for round in 0..rounds {
+        samples.block(round);
         for op in Op::ALL {
             // Whoever goes second may find the emulator's caches warm: take turns.
             let order = [System::SoftRoce, System::Ours];
@@ -119,15 +121,14 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
         return Err(format!("nothing could be measured: {}", skipped.join("; ")));
     }
     let params = serde_json::json!({
-        "effort": options.effort.word(), "rounds": rounds,
+        "rounds": rounds,
         "guest": format!("Linux {kernel} in QEMU's software emulation, 2 cores, without carry-less multiplication, AVX and fast string \
              moves, whose emulation is slower than doing without: only ratios mean anything"),
         "wire": "one veth pair, MTU 4300, path MTU 4096, client and server on a core each",
         "latency": "perftest: half a round trip for write and send, a whole one for read",
     });
     let bars = bars(&samples, sizes);
-    let report =
-        Report { bench: "urdma", machine: Machine::here(), params, rows: samples.rows(), bars, skipped };
+    let report = Report::new("urdma", options.effort, params, &samples, bars, skipped);
     Ok((report, tables(&medians)))
 }
 
@@ -189,7 +190,8 @@ fn bars(samples: &Samples, sizes: &[u64]) -> Vec<Bar> {
     };
     // urdma was 4 us below softiwarp there. Microseconds of an emulator say nothing; which one is lower does.
     let small = sizes.iter().filter(|size| **size < 16 << 10);
-    let worst = small.map(|size| ratio(Metric::Latency, *size)).reduce(|a, b| Some(a?.max(b?))).flatten();
+    let all: Option<Vec<_>> = small.map(|size| ratio(Metric::Latency, *size)).collect();
+    let worst = all.and_then(|all| stats::worst(&all, Sense::AtMost));
     vec![
         Bar::new("64 B WRITE latency / Soft-RoCE's", ratio(Metric::Latency, 64), Sense::AtMost, 0.8),
         Bar::new(

@@ -151,7 +151,8 @@ fn place_in(directory: &Path) -> Result<tempfile::TempDir, Fail> {
 /// A progress bar, and what a bench tells it: done, of how many, what comes next.
 fn progress() -> (ProgressBar, impl FnMut(u64, u64, &str)) {
     let bar = ProgressBar::new(0);
-    let style = ProgressStyle::with_template("{wide_bar:.cyan/dim} {pos}/{len} {msg:40}").expect("constant");
+    let style = ProgressStyle::with_template("{wide_bar:.cyan/dim} {pos}/{len}, {eta} left: {msg:40}")
+        .expect("constant");
     bar.set_style(style.progress_chars("━━─"));
     let shown = bar.clone();
     let tell = move |done, of, what: &str| {
