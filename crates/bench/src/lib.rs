@@ -6,6 +6,7 @@
 //! tagged with the state that was probed before and after it, and ratios are taken within one state only.
 
 pub mod claims;
+pub mod compare;
 pub mod copy_engine;
 pub mod counter;
 pub mod effort;
