@@ -82,7 +82,10 @@ pub struct Comparison {
 pub fn compare(new: &Report, old: &str) -> Result<Comparison, String> {
     let old: Earlier = serde_json::from_str(old).map_err(|e| format!("no report of a bench: {e}"))?;
     if old.bench != new.bench {
-        return Err(format!("a report of `rem bench {}`, and this is one of `rem bench {}`", old.bench, new.bench));
+        return Err(format!(
+            "a report of `rem bench {}`, and this is one of `rem bench {}`",
+            old.bench, new.bench
+        ));
     }
     let name = |op: &str, x: u64, series: &str, metric: &str, state: &str| {
         (op.to_owned(), x, series.to_owned(), metric.to_owned(), state.to_owned())
@@ -105,11 +108,14 @@ pub fn compare(new: &Report, old: &str) -> Result<Comparison, String> {
             (metric, (ratios[ratios.len() / 2], ratios.len()))
         })
         .collect();
-    let spread = spread(new).max(old.controls.iter().flat_map(|pair| &pair.ratio).flatten().map(|(_, b)| wider(b)).fold(1.0, f64::max));
+    let spread = spread(new).max(
+        old.controls.iter().flat_map(|pair| &pair.ratio).flatten().map(|(_, b)| wider(b)).fold(1.0, f64::max),
+    );
     let (mut changed, mut undecided, compared) = (Vec::new(), 0, pairs.len());
     for (row, old) in pairs {
         let enough = row.bursts >= 2 && old.bursts >= 2;
-        let (Some(low), Some(high), Some(before), Some(after), true) = (row.low, row.high, old.low, old.high, enough)
+        let (Some(low), Some(high), Some(before), Some(after), true) =
+            (row.low, row.high, old.low, old.high, enough)
         else {
             undecided += 1;
             continue;
@@ -196,12 +202,15 @@ mod tests {
     /// A run in which one series takes `factor` times as long as the others do, on a machine that is `whole` times as slow.
     fn report(seed: u64, whole: f64, factor: f64) -> Report {
         let mut random = fastrand::Rng::with_seed(seed);
-        let key = |series: &str| Key { op: "write".into(), x: 64, series: series.into(), metric: Metric::Latency };
+        let key =
+            |series: &str| Key { op: "write".into(), x: 64, series: series.into(), metric: Metric::Latency };
         let mut samples = Samples::default();
         samples.control(&key("a"));
         for block in 0..9 {
             samples.block(block);
-            for (series, times) in [("a", 1.0), ("a (again)", 1.0), ("b", 2.0), ("c", 3.0), ("d", 5.0 * factor)] {
+            for (series, times) in
+                [("a", 1.0), ("a (again)", 1.0), ("b", 2.0), ("c", 3.0), ("d", 5.0 * factor)]
+            {
                 let value = whole * times * (0.98 + 0.04 * random.f64());
                 samples.add(&key(series), State::Near, State::Near, [value; 10]);
             }

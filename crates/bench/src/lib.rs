@@ -16,6 +16,7 @@ pub mod gateway;
 pub mod kv_size;
 pub mod machine;
 pub mod netns;
+pub mod page;
 pub mod peers;
 pub mod perftest;
 pub mod plot;

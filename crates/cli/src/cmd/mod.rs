@@ -12,6 +12,7 @@ mod log;
 mod perf;
 mod ping;
 mod put;
+mod report;
 mod serve;
 mod sim;
 mod verbs;
@@ -48,6 +49,8 @@ pub(crate) enum Command {
     Check(check::Args),
     /// Reproduce a figure or a table, with the baselines in the same run
     Bench(bench::Args),
+    /// Every figure and verdict that benches wrote, on one page
+    Report(report::Args),
     /// One end of a bench, started by its controller
     #[command(hide = true)]
     BenchAgent(bench::AgentArgs),
@@ -70,6 +73,7 @@ impl Command {
             Self::Verbs(args) => verbs::run(&args),
             Self::Check(args) => check::run(&args),
             Self::Bench(args) => bench::run(&args),
+            Self::Report(args) => report::run(&args),
             Self::BenchAgent(args) => bench::agent(&args),
         }
     }

@@ -1,0 +1,356 @@
+//! One HTML page of what benches found: claim by claim, with the verdict, the figure beside it, and the command that drew it.
+//!
+//! It is made of the JSON that benches write, of this release or an earlier one, so that no bench need run again for it. The page has no
+//! script and loads nothing; it is readable light, dark and printed.
+
+use std::fmt::Write as _;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::report::figure;
+
+/// What one bench wrote: its JSON, and its figure if there is one.
+#[derive(Clone, Debug)]
+pub struct Source {
+    /// The name of the file, for errors.
+    pub name: String,
+    /// The JSON report.
+    pub json: String,
+    /// The SVG figure.
+    pub svg: Option<String>,
+}
+
+/// What is read of a report.
+#[derive(Clone, Debug, Deserialize)]
+struct Read {
+    bench: String,
+    machine: Value,
+    params: Value,
+    #[serde(default)]
+    bars: Vec<Bar>,
+    #[serde(default)]
+    controls: Vec<Value>,
+    #[serde(default)]
+    lacking: Vec<String>,
+    #[serde(default)]
+    skipped: Vec<String>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct Bar {
+    name: String,
+    value: Option<f64>,
+    low: Option<f64>,
+    high: Option<f64>,
+    limit: f64,
+    sense: String,
+    holds: bool,
+    verdict: Option<String>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct Claim {
+    paper: String,
+    verdict: String,
+    found: String,
+}
+
+/// How many of something came out how.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Tally {
+    /// Those that hold.
+    pub hold: usize,
+    /// Those that do not.
+    pub fail: usize,
+    /// Those that were measured and not decided.
+    pub undecided: usize,
+    /// Those that were not measured, or are shown by a model only.
+    pub other: usize,
+}
+
+/// One bench on the page, in short.
+#[derive(Clone, Debug)]
+pub struct Summary {
+    /// Its name on the command line.
+    pub bench: String,
+    /// The claims of the paper.
+    pub claims: Tally,
+    /// What was asked of the figures.
+    pub bars: Tally,
+}
+
+/// Which paper a bench belongs to, in the order of the page.
+const PAPERS: [(&str, &[&str]); 4] = [
+    (
+        "Paper 001: challenges and solutions for fast remote persistent memory access",
+        &["pwrite", "bulk", "logserver", "copy-engine", "counter"],
+    ),
+    (
+        "Paper 002: Erda, write-optimised and consistent remote data",
+        &["erda", "gateway", "kv-size", "failover"],
+    ),
+    ("Paper 004: correct remote persistence over RDMA", &["remotelog", "quorum"]),
+    (
+        "The transport, beside bare sockets and what a user would pick instead",
+        &["transport", "verbs", "urdma"],
+    ),
+];
+
+/// Makes the page.
+///
+/// # Errors
+/// One sentence that names a file that is no report.
+pub fn page(sources: &[Source]) -> Result<(String, Vec<Summary>), String> {
+    let mut all = Vec::new();
+    for source in sources {
+        let read: Read = serde_json::from_str(&source.json)
+            .map_err(|e| format!("{}: no report of a bench: {e}", source.name))?;
+        all.push((read, source));
+    }
+    let (mut body, mut summaries) = (String::new(), Vec::new());
+    let known: Vec<&str> = PAPERS.iter().flat_map(|(_, benches)| benches.iter().copied()).collect();
+    let rest: Vec<&str> =
+        all.iter().map(|(read, _)| &read.bench[..]).filter(|b| !known.contains(b)).collect();
+    for (title, benches) in PAPERS.into_iter().chain([("More", &rest[..])]) {
+        let of: Vec<_> = benches
+            .iter()
+            .flat_map(|bench| all.iter().filter(move |(read, _)| read.bench == *bench))
+            .collect();
+        if of.is_empty() {
+            continue;
+        }
+        let _ = writeln!(body, "<h2>{}</h2>", escape(title));
+        for (read, source) in of {
+            summaries.push(section(&mut body, read, source));
+        }
+    }
+    let mut head = String::new();
+    let _ = writeln!(head, "<table class=\"sum\"><tr><th>bench<th>claims of the papers<th>bars</tr>");
+    for Summary { bench, claims, bars } in &summaries {
+        let name = escape(bench);
+        let _ = writeln!(head, "<tr><td><a href=\"#{name}\">{name}</a><td>{claims}<td>{bars}</tr>");
+    }
+    head.push_str("</table>\n");
+    Ok((format!("{BEFORE}{head}{body}{AFTER}"), summaries))
+}
+
+fn section(out: &mut String, read: &Read, source: &Source) -> Summary {
+    let claims: Vec<Claim> = serde_json::from_value(read.params["claims"].clone()).unwrap_or_default();
+    let name = escape(&read.bench);
+    let _ = writeln!(out, "<section id=\"{name}\"><h3>{name}</h3>");
+    let machine = |key: &str| read.machine[key].as_str().unwrap_or("unknown").to_owned();
+    let cores = read.machine["cores"].as_u64().unwrap_or_default();
+    let command =
+        read.params["command"].as_str().map_or_else(|| format!("rem bench {}", read.bench), str::to_owned);
+    let _ = writeln!(
+        out,
+        "<p class=\"how\"><code>{}</code><br>{}, {cores} cores, Linux {}</p>",
+        escape(&command),
+        escape(&machine("cpu")),
+        escape(&machine("kernel"))
+    );
+    let mut tally = Tally::default();
+    if !claims.is_empty() {
+        let _ = writeln!(out, "<table><tr><th>the paper says<th><th>found here</tr>");
+        for Claim { paper, verdict, found } in &claims {
+            let verdict = tally.count(verdict);
+            let _ = writeln!(out, "<tr><td>{}<td>{verdict}<td>{}</tr>", escape(paper), escape(found));
+        }
+        out.push_str("</table>\n");
+    }
+    let mut bars = Tally::default();
+    if !read.bars.is_empty() {
+        let _ = writeln!(out, "<table><tr><th>asked of the figures<th>found<th>95 %<th>limit<th></tr>");
+        for bar in &read.bars {
+            let word =
+                bar.verdict.clone().unwrap_or_else(|| if bar.holds { "holds" } else { "missed" }.to_owned());
+            let number = |value: Option<f64>| value.map_or_else(|| "–".to_owned(), figure);
+            let interval = match (bar.low, bar.high) {
+                (Some(low), Some(high)) if low < high => format!("{} to {}", figure(low), figure(high)),
+                _ => "–".to_owned(),
+            };
+            let _ = writeln!(
+                out,
+                "<tr><td>{}<td class=\"n\">{}<td class=\"n\">{interval}<td class=\"n\">{} {}<td>{}</tr>",
+                escape(&bar.name),
+                number(bar.value),
+                if bar.sense == "<=" { "≤" } else { "≥" },
+                figure(bar.limit),
+                bars.count(&word)
+            );
+        }
+        out.push_str("</table>\n");
+    }
+    if let Some(svg) = source.svg.as_deref().and_then(inner) {
+        let _ = writeln!(out, "<figure>{svg}</figure>");
+    }
+    for control in &read.controls {
+        let text = |key: &str| escape(control[key].as_str().unwrap_or_default());
+        let states: Vec<String> = control["ratio"]
+            .as_object()
+            .into_iter()
+            .flatten()
+            .map(|(state, ratio)| {
+                let bound = |key: &str| ratio[key].as_f64().map_or_else(|| "–".to_owned(), figure);
+                format!("{} {} ({} to {})", escape(state), bound("value"), bound("low"), bound("high"))
+            })
+            .collect();
+        let found = if states.is_empty() { "not measured".to_owned() } else { states.join(", ") };
+        let _ = writeln!(
+            out,
+            "<p class=\"how\">A/A: {}, {} beside itself: {found}</p>",
+            text("op"),
+            text("series")
+        );
+    }
+    let settings = read.params["settings"].as_object().into_iter().flatten();
+    for (who, how) in settings {
+        let how = how.as_str().map_or_else(|| how.to_string(), str::to_owned);
+        let _ = writeln!(out, "<p class=\"how\">{}: <code>{}</code></p>", escape(who), escape(&how));
+    }
+    for (word, lines) in [("too few bursts", &read.lacking), ("not measured", &read.skipped)] {
+        for line in lines {
+            let _ = writeln!(out, "<p class=\"how\">{word}: {}</p>", escape(line));
+        }
+    }
+    out.push_str("</section>\n");
+    Summary { bench: read.bench.clone(), claims: tally, bars }
+}
+
+impl Tally {
+    /// Counts a verdict of a claim or a bar; what is shown of it.
+    fn count(&mut self, verdict: &str) -> String {
+        let (class, word) = match verdict {
+            "holds-here" | "holds" => {
+                self.hold += 1;
+                ("hold", "holds here")
+            }
+            "holds-in-shape" => {
+                self.hold += 1;
+                ("hold", "holds in shape")
+            }
+            "fails-here" | "missed" => {
+                self.fail += 1;
+                ("fail", "does not hold here")
+            }
+            "undecided" => {
+                self.undecided += 1;
+                ("open", "undecided here")
+            }
+            "model-only" => {
+                self.other += 1;
+                ("open", "in the model only")
+            }
+            _ => {
+                self.other += 1;
+                ("open", "not measured")
+            }
+        };
+        format!("<span class=\"{class}\">{word}</span>")
+    }
+}
+
+impl std::fmt::Display for Tally {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { hold, fail, undecided, other } = self;
+        if *self == Self::default() {
+            return f.write_str("none");
+        }
+        write!(f, "{hold} hold, {fail} do not, {undecided} undecided, {other} otherwise")
+    }
+}
+
+/// The figure from its `<svg` on: what a file has before it does not belong into a page.
+fn inner(svg: &str) -> Option<&str> {
+    svg.find("<svg").map(|at| &svg[at..])
+}
+
+fn escape(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+const BEFORE: &str = r#"<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Remanence: figures and verdicts</title>
+<style>
+:root { color-scheme: light dark; --ink: #1b1f24; --ground: #fff; --line: #d4d8dd; --quiet: #57606a;
+  --hold: #116329; --fail: #a40e26; --open: #7d4e00; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6e9ed; --ground: #14171b; --line: #3a4048; --quiet: #9aa4af;
+  --hold: #6fdd8b; --fail: #ff8f8f; --open: #e3b341; } }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--ground); max-width: 1100px;
+  margin: 0 auto; padding: 1.5em; }
+table { border-collapse: collapse; width: 100%; margin: .8em 0; font-size: 14px; }
+th, td { text-align: left; vertical-align: top; padding: .35em .7em .35em 0; border-bottom: 1px solid var(--line); }
+td.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
+.hold { color: var(--hold); } .fail { color: var(--fail); } .open { color: var(--open); }
+.hold, .fail, .open { font-weight: 600; white-space: nowrap; }
+.how { color: var(--quiet); font-size: 13px; margin: .3em 0; overflow-wrap: anywhere; }
+figure { margin: 1em 0; padding: .5em; background: #fff; border: 1px solid var(--line); overflow-x: auto; }
+figure svg { max-width: 100%; height: auto; }
+h3 { margin-bottom: .2em; }
+@media print { :root { --ink: #000; --ground: #fff; --line: #999; --quiet: #333; --hold: #064; --fail: #800; --open: #640; }
+  body { max-width: none; padding: 0; font-size: 11px; } section, figure, tr { break-inside: avoid; } section { break-inside: auto; }
+  table { font-size: 10px; } }
+</style></head><body>
+<h1>Figures and verdicts</h1>
+<p>What the papers claim, and what became of it on this machine. A claim or a bar holds only where the whole 95 % interval of its ratio does, in
+every state of the machine; where the interval has the limit in it, it is undecided. Figures are live, on real memory and sockets, unless a
+series or a claim says <em>model</em> or <em>simulated</em>.</p>
+"#;
+const AFTER: &str = "</body></html>\n";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::claims::{self, Verdict};
+    use crate::report::{self, Report, Sense};
+
+    fn source(bench: &'static str) -> Source {
+        let claim = claims::Claim::new("5.2: a < b & c", Verdict::FailsHere, "1.50 x");
+        let params = serde_json::json!({ "claims": [claim], "command": "rem bench erda --only latency" });
+        let bars = vec![
+            report::Bar::new("the first", Some(0.5), Sense::AtMost, 1.0),
+            report::Bar::new("the second", None::<f64>, Sense::AtMost, 1.0),
+        ];
+        let report = Report::of_rows(bench, params, Vec::new(), bars, vec!["redis: not installed".into()]);
+        let svg = Some("<?xml version=\"1.0\"?>\n<svg><g/></svg>".to_owned());
+        Source { name: format!("{bench}.json"), json: report.json(), svg }
+    }
+
+    #[test]
+    fn a_page_has_each_claim_and_bar_with_its_verdict_and_the_figure_beside_it() {
+        let (html, summaries) = page(&[source("transport"), source("erda")]).unwrap();
+        for part in [
+            "5.2: a &lt; b &amp; c",
+            "does not hold here",
+            "holds here",
+            "not measured",
+            "<figure><svg>",
+            "redis: not installed",
+        ] {
+            assert!(html.contains(part), "no {part}");
+        }
+        assert!(html.contains("<code>rem bench erda --only latency</code>") && !html.contains("<?xml"));
+        let order: Vec<&str> = summaries.iter().map(|one| &one.bench[..]).collect();
+        assert_eq!(order, ["erda", "transport"], "papers come in their order");
+        assert_eq!(summaries[0].bars, Tally { hold: 1, other: 1, ..Tally::default() });
+        assert_eq!(summaries[0].claims, Tally { fail: 1, ..Tally::default() });
+    }
+
+    #[test]
+    fn what_is_no_report_is_named() {
+        let bad = Source { name: "notes.json".into(), json: "{}".into(), svg: None };
+        assert!(page(&[bad]).is_err_and(|why| why.contains("notes.json")));
+    }
+}
