@@ -113,6 +113,10 @@ impl Medium for Overlay {
     fn psync(&self) -> io::Result<()> {
         Ok(())
     }
+
+    fn failure(&self) -> io::Result<()> {
+        Medium::failure(&self.region)
+    }
 }
 
 #[cfg(test)]
