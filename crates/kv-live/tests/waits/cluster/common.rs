@@ -114,9 +114,14 @@ impl Cluster {
         }
     }
 
-    /// Why the member ends by itself.
+    /// Why the member, which does not run yet, ends by itself.
     pub(crate) fn fails(&mut self, n: usize) -> String {
         self.start(n);
+        self.ends(n)
+    }
+
+    /// Why the member ends by itself.
+    pub(crate) fn ends(&mut self, n: usize) -> String {
         let running = self.hosts[n].running.take().expect("it runs");
         let begin = Instant::now();
         while !running.thread.is_finished() {
