@@ -1,6 +1,10 @@
 //! What every command that serves does beside serving: it stops when it is asked to, and says lines to programs that started it.
 
+use std::fmt::Display;
 use std::io::{Read as _, Write as _};
+use std::path::Path;
+
+use serde_json::json;
 
 use crate::fail::{Context as _, Fail};
 use crate::signals::Stop;
@@ -25,6 +29,16 @@ pub(crate) fn when_asked(asked: &Stop, on_eof: bool, stop: impl FnOnce() + Send 
         asked.wait();
         stop();
     });
+}
+
+/// Why a server ended by itself, as its command says and ends with: programs that started it hear of it where they read what it does.
+pub(crate) fn served_no_more(what: &Path, why: &impl Display, as_json: bool) -> Fail {
+    let sentence = format!("{} is served no more: {why}", what.display());
+    if as_json {
+        // Who does not read it any more has the status.
+        let _ = print_line(&json!({ "event": "failed", "why": sentence }).to_string());
+    }
+    Fail::new(sentence)
 }
 
 /// A line for another program, which may be waiting for it behind a pipe.

@@ -12,7 +12,9 @@
 //! 2. *Turn.* The first of those that are fit goes first, the next half a `notice` later, so that they do not hold each other up.
 //! 3. *Others try.* Nobody tries while another one that is there is taking over, for a `notice` after its own log was promised to somebody, or
 //!    for half of one after an attempt of its own has failed. From the end of that its turn counts.
-//! 4. *Medium.* Whoever has waited for its own medium for a `notice` leaves it to others: it could promise nothing itself.
+//! 4. *Medium.* Whoever has waited for its own medium for a `notice` leaves it to others: it could promise nothing itself. One whose
+//!    medium failed never tries, and for the others it is away from the moment that it says so, also if it was the primary: it is about
+//!    to end, and is not waited for.
 //! 5. *Sleep.* A member that did not run knows nothing of the time in which it did not. It knows that it slept because it is late to its
 //!    own deadline: by more than half a beat is late. The time is forgiven to all ([`Watch::forgive`]), and what they said before is no reason to
 //!    take over: each that was there is listened to first, or is silent for a `notice` more. What has come meanwhile waits in
@@ -69,6 +71,8 @@ pub struct Statement {
     pub life: u64,
     /// For how long its medium has not answered.
     pub stalled: Duration,
+    /// Its medium failed, and it ends.
+    pub failed: bool,
     /// Its image is one, and has what the log begins behind.
     pub has_image: bool,
     /// It is a member of a store already.
@@ -88,6 +92,8 @@ pub struct Own {
     pub acks: usize,
     /// For how long its medium has not answered.
     pub stalled: Duration,
+    /// Its medium failed, and it ends.
+    pub failed: bool,
 }
 
 /// What has happened.
@@ -139,6 +145,8 @@ pub enum Action {
 /// Why a member cannot take over, though nobody serves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Obstacle {
+    /// Its own medium failed: it ends.
+    Failed,
     /// It is new, and others are not: it will be rebuilt.
     IsNew,
     /// All are new, and not all are there.
@@ -161,6 +169,8 @@ pub enum Gone {
     StartedAgain,
     /// Its medium has not answered for so long.
     Stalled(Duration),
+    /// Its medium failed, by its own word.
+    Failed,
     /// It has not been heard of for so long, or never.
     Silent(Duration),
 }
@@ -271,7 +281,8 @@ impl Takeover {
         self.tried[at] = true;
         self.watch.heard(at, said.life, now);
         let is_later = said.epoch.counter() > self.own.promised.counter();
-        if said.role == Role::Primary && (is_later || said.epoch == self.own.promised) {
+        let serves = said.role == Role::Primary && !said.failed;
+        if serves && (is_later || said.epoch == self.own.promised) {
             self.watch.leads(Leader { who: at, epoch: said.epoch, life: said.life }, said.stalled, now);
         } else {
             // It stopped serving, and says so; or was replaced, and does not know it; or has drawn the counter to which this log is promised
@@ -355,7 +366,10 @@ impl Takeover {
 
     /// Whether this member may try, when nobody has served since then.
     fn chance(&self, since: Duration, now: Duration) -> Chance {
-        let Own { is_new, has_image, acks, stalled, .. } = self.own;
+        let Own { is_new, has_image, acks, stalled, failed, .. } = self.own;
+        if failed {
+            return Chance::Never(Obstacle::Failed);
+        }
         let members = self.said.len();
         let others = (0..members).filter(|at| *at != self.who);
         let there: Vec<(usize, &Statement)> =
@@ -452,7 +466,7 @@ impl Takeover {
     /// What a member said lately, if its medium answers.
     #[must_use]
     pub fn recent(&self, at: usize, now: Duration) -> Option<&Statement> {
-        let said = self.said[at].as_ref()?;
+        let said = self.said[at].as_ref().filter(|said| !said.failed)?;
         (!self.has_stalled(said) && self.watch.is_there(at, now)).then_some(said)
     }
 
@@ -518,6 +532,9 @@ impl Takeover {
         if said.life != life {
             return Some(Gone::StartedAgain);
         }
+        if said.failed {
+            return Some(Gone::Failed);
+        }
         if self.has_stalled(said) {
             return Some(Gone::Stalled(said.stalled));
         }
@@ -541,13 +558,20 @@ mod tests {
     use super::*;
 
     const NOTICE: Duration = Duration::from_millis(200);
-    const OWN: Own =
-        Own { promised: Epoch::new(3, 7), is_new: false, has_image: true, acks: 2, stalled: Duration::ZERO };
+    const OWN: Own = Own {
+        promised: Epoch::new(3, 7),
+        is_new: false,
+        has_image: true,
+        acks: 2,
+        stalled: Duration::ZERO,
+        failed: false,
+    };
     const WAITS: Statement = Statement {
         role: Role::Waiting,
         epoch: Epoch::new(3, 7),
         life: 1,
         stalled: Duration::ZERO,
+        failed: false,
         has_image: true,
         belongs: true,
     };
@@ -753,6 +777,36 @@ mod tests {
         assert!(!member.tries(2000));
         member.machine.handle(member.now, Input::Own(OWN));
         assert!(member.actions().contains(&Action::Lead), "it answers again");
+    }
+
+    #[test]
+    fn whose_own_medium_failed_never_tries() {
+        let mut member = Member::new(OWN, [Some(SERVES), Some(WAITS)]);
+        member.runs(300);
+        member.machine.handle(member.now, Input::Own(Own { failed: true, ..OWN }));
+        member.said[0] = None;
+        let actions = member.runs(5000);
+        assert!(!actions.contains(&Action::Lead), "it can promise nothing");
+        assert!(actions.contains(&Action::Explain(Obstacle::Failed)));
+    }
+
+    #[test]
+    fn whose_medium_failed_is_away_from_the_moment_that_it_says_so() {
+        let mut member = Member::new(OWN, [Some(SERVES), Some(FOLLOWS)]);
+        member.runs(300);
+        assert!(member.machine.leader().is_some());
+        member.said = [Some(Statement { failed: true, ..SERVES }), None, Some(WAITS)];
+        // By the same words another member hears of it as soon.
+        assert!(member.tries(60), "it does not wait for the silence of who says that it ends");
+        let gone = member.machine.gone(0, SERVES.life, member.now);
+        assert_eq!(gone, Some(Gone::Failed));
+        assert!(member.machine.recent(0, member.now).is_none());
+
+        // One that was to go first is not waited for, and one that is needed is not there.
+        let mut member = Member::new(OWN, [Some(Statement { failed: true, ..WAITS }), None]);
+        let actions = member.runs(1000);
+        assert!(actions.contains(&Action::Explain(Obstacle::TooFew { there: 1, needed: 2 })), "{actions:?}");
+        assert!(!actions.contains(&Action::Lead));
     }
 
     #[test]

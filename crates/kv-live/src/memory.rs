@@ -88,6 +88,10 @@ impl Medium for Memory {
         of!(self, medium => Medium::psync(medium))
     }
 
+    fn failure(&self) -> io::Result<()> {
+        Medium::failure(self.region())
+    }
+
     fn ticket(&self) -> Option<Ticket> {
         match self {
             Self::Alone(region) => region.ticket(),

@@ -427,7 +427,12 @@ impl Server {
         self.remote.cutter().wake();
         let served = self.remote.run(stop);
         let mut host = lock(&self.host);
+        if self.region.failure().is_err() {
+            host.fail();
+        }
         if host.has_failed() {
+            // Which says what has failed, if it met that.
+            served?;
             return Err(Refusal::Medium.into());
         }
         host.end()?;

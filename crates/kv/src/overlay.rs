@@ -114,6 +114,10 @@ impl<M: Medium> Medium for Overlay<M> {
     fn psync(&self) -> io::Result<()> {
         Ok(())
     }
+
+    fn failure(&self) -> io::Result<()> {
+        self.medium.failure()
+    }
 }
 
 #[cfg(test)]

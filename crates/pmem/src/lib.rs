@@ -44,6 +44,7 @@ pub mod watched;
 mod cache;
 mod copy;
 mod error;
+mod failure;
 mod file;
 mod guarded;
 mod journal;
@@ -56,6 +57,7 @@ mod unnamed;
 
 pub use domain::{Domain, Guarantee, PersistenceDomain, StoreGranularity, Survives};
 pub use error::{Error, WayOut};
+pub use failure::FailureWatch;
 pub use file::{FileOptions, Image, Journaling};
 pub use guarded::Fault;
 pub use journal::{JOURNAL_NOTE_LEN, is_journal_note};

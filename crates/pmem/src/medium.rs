@@ -21,7 +21,9 @@ pub trait Medium {
         self.len() == 0
     }
 
-    /// Copies bytes out.
+    /// Copies bytes out. This does not fail: of what the medium has lost zeros are read, as an access to mapped memory has no other way
+    /// to say so, and bytes may lie there that no recovery would find. Whoever acts upon what was read without making anything durable
+    /// behind it asks for the [`failure`](Self::failure) first.
     fn read(&self, offset: u64, into: &mut [u8]);
 
     /// Copies bytes in, in ascending order: visible when it returns, not durable. A crash may leave any part of
@@ -70,6 +72,14 @@ pub trait Medium {
     /// # Errors
     /// The medium failed: what was not durable before may never be. Every later call fails as well.
     fn psync(&self) -> io::Result<()>;
+
+    /// Whether the medium stands: nothing that was read until now was lost, and no psync has failed.
+    ///
+    /// # Errors
+    /// The medium failed.
+    fn failure(&self) -> io::Result<()> {
+        Ok(())
+    }
 
     /// Stands for everything that was written back until now, by any thread: when [`is_covered`](Self::is_covered) says so, a
     /// psync of somebody's has made it durable, and nobody need wait for another one. `None` where syncs are not counted: they
@@ -180,6 +190,9 @@ macro_rules! forward {
             }
             fn psync(&self) -> io::Result<()> {
                 (**self).psync()
+            }
+            fn failure(&self) -> io::Result<()> {
+                (**self).failure()
             }
             fn ticket(&self) -> Option<Ticket> {
                 (**self).ticket()

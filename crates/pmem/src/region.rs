@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::cache;
 use crate::copy::{NT_MIN, copy, copy_nt};
 use crate::domain::{self, Domain, PersistenceDomain, StoreGranularity};
+use crate::failure::{FailureWatch, FirstFailure};
 use crate::flush::page::{Pages, Work};
 use crate::flush::{self, Instruction, LINE};
 use crate::journal::{self, Journal, Name};
@@ -65,6 +66,8 @@ struct Inner {
     sync: Way,
     /// Of those that take one.
     psyncs: Psyncs,
+    /// Of them, the first that failed.
+    failed: FirstFailure,
     page: u64,
     path: Option<PathBuf>,
     /// Its file was made when it was opened.
@@ -259,6 +262,7 @@ impl Region {
             faulted: AtomicBool::new(false),
             sync: Way::Pages(Pages::default()),
             psyncs: Psyncs::default(),
+            failed: FirstFailure::default(),
             page: map::page_size() as u64,
             path,
             new: false,
@@ -405,10 +409,16 @@ impl Region {
         self.0.mapping.populate();
     }
 
-    /// What has gone wrong with the medium, if anything: then no psync succeeds any more. Cheap; worth asking before
-    /// handing out what was read, as a lost page reads as zeros.
+    /// What has gone wrong with the medium, if anything: a page was lost, or a psync has failed, whoever asked for it. Then no psync
+    /// succeeds any more. Cheap; worth asking before handing out what was read, as a lost page reads as zeros.
     #[inline]
     pub fn failure(&self) -> Result<(), io::Error> {
+        self.lost()?;
+        self.0.failed.get()
+    }
+
+    #[inline]
+    fn lost(&self) -> Result<(), io::Error> {
         if self.0.faulted.load(Ordering::Relaxed) {
             return Err(vanished());
         }
@@ -416,6 +426,18 @@ impl Region {
             None => Ok(()),
             Some(offset) => Err(self.lost_page(offset)),
         }
+    }
+
+    /// Calls somebody when a psync has failed, whoever asked for it, as long as what is returned is there. It may have failed already:
+    /// look at [`failure`](Self::failure) behind this call. What is called may hold up whoever has asked for the psync, and nothing
+    /// else; it may be called more than once. Nobody is called for a page that was lost before the next psync finds that out.
+    #[must_use = "nobody is called when it is gone"]
+    pub fn when_failed(&self, call: impl Fn() + Send + Sync + 'static) -> FailureWatch {
+        self.0.failed.call(self, Arc::new(call))
+    }
+
+    pub(crate) fn first_failure(&self) -> &FirstFailure {
+        &self.0.failed
     }
 
     #[cold]
@@ -716,9 +738,18 @@ impl Region {
     /// The medium failed, now or before: what was not durable may never be.
     #[inline]
     pub fn psync(&self) -> io::Result<()> {
+        self.psync_unannounced().inspect_err(|_| self.announce_failure())
+    }
+
+    /// As [`psync`](Self::psync), for who has somebody else to answer before all are [told](Self::announce_failure) that it failed.
+    ///
+    /// # Errors
+    /// As [`psync`](Self::psync).
+    #[inline]
+    pub fn psync_unannounced(&self) -> io::Result<()> {
         flush::fence();
         if self.0.granularity == StoreGranularity::Page {
-            return self.0.psyncs.run(|| {
+            let synced = self.0.psyncs.run(|| {
                 match &self.0.sync {
                     Way::Journal(journal) => journal.psync(|lines, into| self.copy_lines(lines, into))?,
                     Way::Pages(pages) => {
@@ -731,8 +762,15 @@ impl Region {
                 self.check_length()?;
                 self.failure()
             });
+            return synced.inspect_err(|error| self.0.failed.note(error));
         }
-        self.failure()
+        self.failure().inspect_err(|error| self.0.failed.note(error))
+    }
+
+    /// Calls those who asked to be [called](Self::when_failed), if a psync has failed.
+    #[cold]
+    pub fn announce_failure(&self) {
+        self.0.failed.announce();
     }
 
     /// [`pwb`](Self::pwb) and [`psync`](Self::psync).
@@ -865,6 +903,9 @@ impl Medium for Region {
     }
     fn psync(&self) -> io::Result<()> {
         self.psync()
+    }
+    fn failure(&self) -> io::Result<()> {
+        self.failure()
     }
     fn ticket(&self) -> Option<Ticket> {
         (self.0.granularity == StoreGranularity::Page).then(|| self.0.psyncs.ticket())

@@ -4,7 +4,8 @@
 //! other pool it serves, and every connection. Instead our handler puts a page of zeros in place of the lost one
 //! and marks the region as failed; the access goes on. From then on each `psync` of that region fails with a
 //! sentence, so that nothing more is ever called durable, and its owner decides what to do. What was read of the
-//! page is zeros, which a checksum finds.
+//! page is zeros, which a checksum finds; who would take zeros for an answer ("no record follows") asks for the region's failure
+//! behind the read. Nobody is woken from the handler, which may not: the owner finds out in its next turn, or the next psync does.
 //!
 //! Memory that an application owns is another matter: nobody may put pages in its place. It is reached by the routines
 //! of `guarded.rs` only, and a fault there (SIGSEGV where nothing is mapped any more, SIGBUS where a file was cut

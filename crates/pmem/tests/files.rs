@@ -250,6 +250,55 @@ fn a_truncation_that_nobody_touched_is_found_by_psync_where_it_is_a_system_call_
     }
 }
 
+/// Whoever serves a region does not ask for every psync of it: a peer's FLUSH has one, of which it hears nothing.
+#[test]
+fn a_psync_that_failed_is_told_to_who_did_not_ask_for_it() {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    let scratch = Scratch::on_disk("told");
+    let region = FileOptions::new().create(4 * 4096).open(&scratch.0).unwrap();
+    let called = [Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0))];
+    let mut watches = Vec::new();
+    for count in &called {
+        let count = Arc::clone(count);
+        let counts = move || {
+            count.fetch_add(1, Ordering::Relaxed);
+        };
+        watches.push(region.when_failed(counts));
+    }
+    region.persist(0..8).unwrap();
+    File::options().write(true).open(&scratch.0).unwrap().set_len(4096).unwrap();
+    assert_eq!(region.load_u64(8192), 0, "who touches a lost page finds out");
+    watches.pop();
+    region.psync_unannounced().expect_err("nothing is durable any more");
+    let calls = || called.each_ref().map(|count| count.load(Ordering::Relaxed));
+    assert_eq!(calls(), [0, 0], "whoever asked for it has somebody to answer first");
+    region.announce_failure();
+    assert_eq!(calls(), [1, 0], "one of them wants to know it no more");
+    region.psync().expect_err("it stays so");
+    assert_eq!(calls(), [2, 0]);
+    region.failure().expect_err("it stays so");
+}
+
+/// The page cache is what it was, and a later look finds nothing wrong with it.
+#[test]
+fn a_region_whose_psync_failed_once_has_failed() {
+    let scratch = Scratch::on_disk("once");
+    let region = FileOptions::new().create(4 * 4096).open(&scratch.0).unwrap();
+    if region.domain().granularity() != StoreGranularity::Page {
+        return println!("skipped: psync makes no system call here");
+    }
+    let cut = |len| File::options().write(true).open(&scratch.0).unwrap().set_len(len).unwrap();
+    let whole = fs::metadata(&scratch.0).unwrap().len();
+    cut(4096);
+    region.write(0, &[6; 8]);
+    region.persist(0..8).expect_err("it is shorter than it was");
+    cut(whole);
+    let why = region.failure().expect_err("what was to be written may be lost").to_string();
+    assert!(why.contains("an earlier psync failed") && why.contains("truncated"), "{why}");
+    region.persist(0..8).expect_err("it stays so");
+}
+
 #[test]
 fn two_failed_regions_do_not_share_their_fate_with_a_third() {
     let (one, two) = (Scratch::shm("fate-1"), Scratch::shm("fate-2"));

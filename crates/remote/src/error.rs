@@ -145,6 +145,7 @@ impl From<remanence_service::server::Error> for Error {
             remanence_service::server::Error::Verbs(error) => Self::Verbs(error),
             remanence_service::server::Error::Memory(error) => Self::Memory(error),
             remanence_service::server::Error::Full(full) => Self::Argument(full.to_string()),
+            remanence_service::server::Error::Medium(error) => Self::Session(Fault::Medium(error)),
         }
     }
 }

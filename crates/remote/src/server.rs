@@ -487,7 +487,7 @@ impl Server {
         let data_len = layout.map_or(region.len(), |layout| layout.data_len);
         let sessions = u32::from(options.sessions);
         let each = options.each.map_or(sessions, u32::from);
-        let floor = floor::Server::bind(
+        let mut floor = floor::Server::bind(
             &options.context,
             floor::Options {
                 port: options.port,
@@ -497,6 +497,7 @@ impl Server {
                 quiet: None,
             },
         )?;
+        floor.rests_on(region);
         let pd = floor.pd();
         let mut access = Access::LOCAL_WRITE | Access::REMOTE_READ | flush_rights(&config);
         access |= match options.guarded {

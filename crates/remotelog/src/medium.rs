@@ -76,4 +76,8 @@ impl Medium for Part {
     fn psync(&self) -> io::Result<()> {
         Medium::psync(&self.region)
     }
+
+    fn failure(&self) -> io::Result<()> {
+        Medium::failure(&self.region)
+    }
 }

@@ -220,6 +220,7 @@ const READER: &str =
 
 struct Shared {
     state: Mutex<Serving>,
+    medium: Region,
     cutter: SessionControl,
     /// Counts the beginnings and the ends of work on the log: odd while there is some.
     work: AtomicU64,
@@ -321,6 +322,14 @@ impl OwnLog {
         Some(self.0.work.load(Ordering::Acquire)).filter(|number| number % 2 == 1)
     }
 
+    /// Whether the log's medium stands, without waiting for who works on it.
+    ///
+    /// # Errors
+    /// It failed: nothing more is promised, and whoever [runs](LogServer::run) the server learns of it.
+    pub fn failure(&self) -> std::io::Result<()> {
+        self.0.medium.failure()
+    }
+
     /// What a session would be answered.
     ///
     /// # Errors
@@ -410,6 +419,7 @@ impl LogServer {
         let state = Mutex::new(Serving { store, holder: Holder::default(), watch: None });
         let shared = Arc::new(Shared {
             state,
+            medium: region.clone(),
             cutter: server.cutter(),
             work: AtomicU64::new(0),
             answered: OnceLock::new(),

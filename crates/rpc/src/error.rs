@@ -77,6 +77,9 @@ pub enum Error {
         "the exported memory cannot be flushed ({0}): use a file, on persistent memory if it shall survive power loss"
     )]
     NoFlush(Guarantee),
+    /// The medium failed.
+    #[error("the medium failed ({0}); what was not acknowledged may be lost; check the disk")]
+    Medium(#[source] std::io::Error),
 }
 
 impl From<remanence_service::server::Error> for Error {
@@ -85,6 +88,7 @@ impl From<remanence_service::server::Error> for Error {
             remanence_service::server::Error::Verbs(error) => Self::Device(error),
             remanence_service::server::Error::Memory(error) => Self::Memory(error),
             remanence_service::server::Error::Full(full) => Self::Full(full),
+            remanence_service::server::Error::Medium(error) => Self::Medium(error),
         }
     }
 }

@@ -44,13 +44,16 @@ impl FlushQueue {
         self.arrived.notify_all();
     }
 
-    /// The worker's life. `done` is told the outcome of each flush of a round at once.
+    /// The worker's life. `done` is told the outcome of each flush of a round at once, and then whoever serves a medium that failed,
+    /// who may end the connections on which the peers are told.
     pub(crate) fn work(&self, mut done: impl FnMut(&[(FlushId, Result<(), ()>)])) {
         let mut outcomes = Vec::new();
         while let Some(jobs) = self.next_round() {
             outcomes.clear();
             run_round(&jobs, &mut outcomes);
             done(&outcomes);
+            let failed = jobs.iter().zip(&outcomes).filter(|(_, (_, outcome))| outcome.is_err());
+            failed.for_each(|(job, _)| job.region.announce_failure());
         }
     }
 
@@ -79,7 +82,7 @@ fn run_round(jobs: &[Job], outcomes: &mut Vec<(FlushId, Result<(), ()>)>) {
             Some(&(_, outcome)) => outcome,
             None => {
                 // The cause is the region's to tell (`Region::failure`); the peer learns that nothing is durable.
-                let outcome = job.region.psync().map_err(|_| ());
+                let outcome = job.region.psync_unannounced().map_err(|_| ());
                 synced.push((region, outcome));
                 outcome
             }
@@ -126,6 +129,23 @@ mod tests {
         worker.join();
         queue.push(FlushId(11), region, 0..64);
         assert!(told.recv().is_err(), "the worker is gone, and with it its end of the channel");
+        std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn who_serves_a_medium_that_failed_hears_of_it_when_the_peers_have_been_answered() {
+        let (path, broken) = file_region("announced");
+        std::fs::File::options().write(true).open(&path).unwrap().set_len(4096).unwrap();
+        let queue = Arc::new(FlushQueue::default());
+        let (tell, told) = mpsc::channel();
+        let announce = tell.clone();
+        let _watch = broken.when_failed(move || announce.send("the server").unwrap());
+        queue.push(FlushId(1), broken, 0..64);
+        let worker = spawn(Arc::clone(&queue), move |_| tell.send("the peer").unwrap()).unwrap();
+        let limit = std::time::Duration::from_secs(60);
+        assert_eq!([told.recv_timeout(limit), told.recv_timeout(limit)], [Ok("the peer"), Ok("the server")]);
+        queue.stop();
+        worker.join();
         std::fs::remove_file(path).unwrap();
     }
 

@@ -2,8 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use remanence_pmem::{PersistenceDomain, Region};
 use remanence_pool::server::{self, Limits, Port, Server};
@@ -13,7 +12,7 @@ use serde_json::json;
 use crate::args::{self, Size, Tokens};
 use crate::device;
 use crate::fail::Fail;
-use crate::serving::{print_line, stop_on_eof};
+use crate::serving::{print_line, served_no_more, stop_on_eof};
 use crate::signals::Stop;
 use crate::ui::{self, Mood};
 
@@ -48,7 +47,7 @@ pub(crate) struct Args {
     /// Read every blob and compare its digest before serving
     #[arg(long)]
     check: bool,
-    /// Print JSON: one line when ready, one at the end
+    /// Print JSON: one line when ready, one at the end or when the medium has failed
     #[arg(long)]
     json: bool,
     /// Stop when standard input ends: for programs that start servers
@@ -74,6 +73,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
     let mut server = Server::start(port, pool, options).map_err(unserved)?;
     let address = server.address();
     let domain = region.domain();
+    let place = args.pool.as_deref().unwrap_or(Path::new("memory"));
     if args.json {
         let ready = json!({
             "event": "ready",
@@ -93,7 +93,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
         });
         print_line(&ready.to_string())?;
     } else {
-        let place = args.pool.as_ref().map_or("memory".into(), |p| p.display().to_string());
+        let place = place.display();
         let what = if made { "made just now" } else { "recovered" };
         let blobs = ui::count(usage.blobs as usize, "blob");
         let free = ui::bytes(usage.free);
@@ -118,9 +118,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
         ui::line(mood, "durability", domain.summary());
         hint(&address, token_file.as_deref(), token.secret());
     }
-    let running = wait(&mut server, &stop, args.stop_on_eof);
+    let failed = wait(&mut server, &stop, args.stop_on_eof);
     let stats = server.stats();
     let closed = server.stop();
+    if let Some(why) = failed {
+        return Err(served_no_more(place, &why, args.json));
+    }
     if args.json {
         let stopped = json!({
             "event": "stopped",
@@ -138,8 +141,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
             ui::count(stats.committed as usize, "commit")
         ));
     }
-    closed.map_err(|e| Fail::new(e.to_string()))?;
-    running
+    closed.map_err(|e| Fail::new(e.to_string()))
 }
 
 fn open_pool(args: &Args) -> Result<(Pool<Region>, bool), Fail> {
@@ -211,23 +213,19 @@ fn hint(address: &SocketAddr, token_file: Option<&Path>, secret: &str) {
     ui::remark("  Ctrl-C stops the server; a pool in a file stays.");
 }
 
-/// Until someone asks us to stop, or the server ends by itself.
-fn wait(server: &mut Server, stop: &Stop, on_eof: bool) -> Result<(), Fail> {
+/// Until someone asks us to stop, or the server ends by itself. Why it did.
+fn wait(server: &mut Server, stop: &Stop, on_eof: bool) -> Option<String> {
     if on_eof {
         stop_on_eof(stop);
     }
-    let failed = Arc::new(AtomicBool::new(false));
+    let failed = Arc::new(Mutex::new(None));
     let (ended, asked, tell) = (server.take_ended(), stop.clone(), Arc::clone(&failed));
     std::thread::spawn(move || {
-        ended.map(|ended| ended.recv());
-        tell.store(true, Ordering::Release);
+        let why = ended.and_then(|ended| ended.recv().ok());
+        let why = why.unwrap_or_else(|| "its thread has panicked; report what it said".to_owned());
+        *tell.lock().unwrap_or_else(PoisonError::into_inner) = Some(why);
         asked.ask();
     });
     stop.wait();
-    match failed.load(Ordering::Acquire) {
-        true => {
-            Err(Fail::new("the server's device failed; look at the network interface, then start it again"))
-        }
-        false => Ok(()),
-    }
+    failed.lock().unwrap_or_else(PoisonError::into_inner).take()
 }

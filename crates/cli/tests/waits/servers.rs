@@ -79,6 +79,37 @@ fn a_server_says_that_it_is_ready_and_stops_when_asked() {
     run(&mut server.command()).bad("others may read the token file");
 }
 
+/// Whatever it serves: whoever looks after processes sees that it has ended, and why.
+#[test]
+fn a_server_whose_medium_failed_says_so_and_ends() {
+    for (serve, write) in [("log serve", "log append"), ("kv serve", "kv put"), ("serve", "put")] {
+        let (dir, at) = (tempfile::tempdir().expect("a directory"), common::address().to_string());
+        let (file, token) = (dir.path().join("file"), dir.path().join("file.token"));
+        let mut command = rem();
+        command.args(serve.split(' ')).arg(&file).args(["--size", "16M", "--listen", &at, "--json"]);
+        let (mut child, _) = common::start(command.stderr(Stdio::piped()));
+        fs::File::options().write(true).open(&file).and_then(|file| file.set_len(0)).expect("cut");
+        let mut command = rem();
+        command.args(write.split(' '));
+        match write {
+            "put" => command.args(["-s", &at, "--name", "it", "-"]).arg("--token-file").arg(&token),
+            "kv put" => command.args([&at, "key", "value"]),
+            _ => command.arg(&at),
+        };
+        let client = run_with_input(&mut command, b"a line\n");
+        assert_ne!(client.status, Some(0), "{write}: nothing is durable");
+        // It has not to be asked to.
+        let mut said = String::new();
+        std::io::Read::read_to_string(&mut child.stdout.take().expect("piped"), &mut said).expect("UTF-8");
+        let ended = Said::of(child.wait_with_output().expect("it ends"));
+        let event: serde_json::Value = serde_json::from_str(said.trim()).expect("one event");
+        let why = event["why"].as_str().unwrap_or_default();
+        assert!(event["event"] == "failed" && why.contains("the medium failed"), "{serve}: {said}");
+        assert!(why.contains(&file.display().to_string()), "{serve}: {said}");
+        ended.bad("is served no more: the medium failed");
+    }
+}
+
 #[test]
 fn what_is_durable_is_there_after_sigkill() {
     let mut server = Server::new("64M");

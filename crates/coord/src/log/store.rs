@@ -531,7 +531,11 @@ impl<M: Medium + Clone> Store<M> {
     /// Makes the records from a position to the tail durable, and the tail word.
     fn sync(&mut self, from: u64) -> Result<(), Refused> {
         if from == self.tail.position {
-            return Ok(());
+            // That no record follows may be zeros in place of one that the medium has lost.
+            return match self.medium.failure() {
+                Ok(()) => Ok(()),
+                Err(error) => self.fail(&error),
+            };
         }
         let geometry = self.superblock.geometry;
         let (capacity, to) = (geometry.capacity(), self.tail.position);

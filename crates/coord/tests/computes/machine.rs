@@ -12,7 +12,7 @@ use remanence_coord::log::group::{Action, Event, Machine, NotTaken, Options};
 use remanence_coord::log::proto::{Request, emit_reply, parse_reply};
 use remanence_coord::log::walk::Local;
 use remanence_coord::log::{
-    AppendError, Epoch, Geometry, GroupError, Make, Mode, Reader, Refused, Status, Store, Writer,
+    AppendError, Epoch, Geometry, GroupError, Make, Mode, OpenError, Reader, Refused, Status, Store, Writer,
 };
 use remanence_pmem::crash_image::CrashImage;
 use remanence_pmem::{Medium, PersistenceDomain};
@@ -758,6 +758,7 @@ fn an_update_that_did_not_become_durable_is_the_last_one() {
     let medium = Failing {
         image: Arc::new(CrashImage::new(geometry.size, PersistenceDomain::Adr)),
         fails: Arc::default(),
+        has_lost: Arc::default(),
     };
     let make = Make { mode: Mode::Singleton, geometry, uuid: Uuid([1; 16]), salt: 1 };
     let mut store = Store::create(medium.clone(), &make).expect("fair");
@@ -772,11 +773,30 @@ fn an_update_that_did_not_become_durable_is_the_last_one() {
     assert!(matches!(store.status(), Err(Refused::Medium(_))));
 }
 
-/// Memory of which syncs fail when that is asked for.
+/// A server that says too little would have others leave out what was acknowledged.
+#[test]
+fn zeros_in_place_of_what_the_medium_has_lost_are_not_the_end_of_the_log() {
+    let geometry = Geometry::new(DATA_AT + 8 * 512, 512).expect("fair");
+    let medium = Failing {
+        image: Arc::new(CrashImage::new(geometry.size, PersistenceDomain::Adr)),
+        fails: Arc::default(),
+        has_lost: Arc::default(),
+    };
+    let make = Make { mode: Mode::Singleton, geometry, uuid: Uuid([1; 16]), salt: 1 };
+    let mut store = Store::create(medium.clone(), &make).expect("fair");
+    assert_eq!(store.status().expect("it is empty").tail.sequence, 0);
+    medium.has_lost.store(true, Ordering::Relaxed);
+    assert!(matches!(store.status(), Err(Refused::Medium(_))));
+    let again = Store::open(medium);
+    assert!(matches!(again, Err(OpenError::Medium(_))), "{again:?}");
+}
+
+/// Memory of which syncs fail when that is asked for, and which has lost something when that is said.
 #[derive(Clone, Debug)]
 struct Failing {
     image: Arc<CrashImage>,
     fails: Arc<AtomicBool>,
+    has_lost: Arc<AtomicBool>,
 }
 
 impl Medium for Failing {
@@ -821,6 +841,13 @@ impl Medium for Failing {
             return Err(io::Error::other("no sync"));
         }
         self.image.psync()
+    }
+
+    fn failure(&self) -> io::Result<()> {
+        match self.has_lost.load(Ordering::Relaxed) {
+            true => Err(io::Error::other("a page was lost")),
+            false => Ok(()),
+        }
     }
 }
 

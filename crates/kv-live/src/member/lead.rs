@@ -304,6 +304,7 @@ pub(super) fn explain(node: &Node, obstacle: Obstacle) -> String {
             .join("; ")
     };
     match obstacle {
+        Obstacle::Failed => "the medium of this member's log failed, and it ends".into(),
         Obstacle::IsNew => "this member is new: it is rebuilt by the member that takes over".into(),
         Obstacle::NotAll => {
             format!("a new store needs all of its {members} members to be made; missing: {}", missing())

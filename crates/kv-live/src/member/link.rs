@@ -71,7 +71,12 @@ impl MemberConnector {
         let interval = node.interval();
         let mut session: Option<Session> = None;
         let mut news = 0;
-        while !node.lock().over {
+        loop {
+            let (is_over, has_failed) = node.last_word();
+            // Why it ends the others hear from itself, and do not wait for its silence.
+            if is_over && !(has_failed && session.is_some()) {
+                break;
+            }
             let mut once = || -> Result<(), Error> {
                 let session = match &mut session {
                     Some(session) => session,
@@ -93,6 +98,9 @@ impl MemberConnector {
                     }
                     error => node.missed(at, &error),
                 }
+            }
+            if is_over {
+                break;
             }
             news = node.wait_for_news(news, interval);
         }

@@ -445,7 +445,7 @@ impl Member {
                 let _noticed = node.noticed("the thread that serves this member's log");
                 // Without its log it is no member.
                 if let Err(error) = log.run(over) {
-                    node.give_up(&error);
+                    node.give_up(&format!("the log of this member: {error}"));
                 }
             })];
             threads.push(scope.spawn(move || {
@@ -506,6 +506,7 @@ fn take_part(
             }
             let turn = node.turn();
             if let Some(why) = turn.fatal {
+                options.tell(node);
                 break Err(Error::Argument(why));
             }
             // If it has panicked, that is why this member ends.

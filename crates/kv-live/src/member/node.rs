@@ -70,13 +70,14 @@ impl Seen {
     }
 
     /// As far as it matters for who takes over; `acks`: how many acknowledge if the store is yet to be made.
-    fn own(&self, acks: usize, stalled: Duration) -> Own {
+    fn own(&self, acks: usize, stalled: Duration, failed: bool) -> Own {
         Own {
             promised: self.log.promised,
             is_new: self.is_new(),
             has_image: self.ledger.complete && self.ledger.applied >= self.log.head.sequence,
             acks: if self.is_new() { acks } else { self.log.acks.into() },
             stalled,
+            failed,
         }
     }
 }
@@ -96,8 +97,17 @@ impl State {
 
     /// Something has happened that matters for who takes over. Whoever says so calls [`Node::stir`] afterwards.
     pub(super) fn happens(&mut self, now: Duration, input: Input) {
+        self.look_at_medium(now);
         self.takeover.handle(now, input);
         self.settle();
+    }
+
+    /// Before anything is decided it is known that the log's medium failed, whoever met that.
+    fn look_at_medium(&mut self, now: Duration) {
+        if !self.own.failed && self.log.failure().is_err() {
+            self.own.failed = true;
+            self.takeover.handle(now, Input::Own(self.own));
+        }
     }
 
     fn settle(&mut self) {
@@ -117,6 +127,7 @@ impl State {
 pub(super) struct State {
     /// Who is to be the primary, as far as this member is concerned.
     pub(super) takeover: Takeover,
+    log: OwnLog,
     own: Own,
     /// For how long its medium has not answered.
     stalled: Duration,
@@ -233,9 +244,10 @@ impl Node {
         let Parts { names, addrs, who, log, keeper, record_max, log_port, life, acks, survives, notice } =
             parts;
         let seen = log.with(|store| see(store, &keeper));
-        let own = seen.own(acks, Duration::ZERO);
+        let own = seen.own(acks, Duration::ZERO, false);
         let state = State {
             takeover: Takeover::new(Duration::ZERO, who, names.len(), notice, own),
+            log: log.clone(),
             own,
             stalled: Duration::ZERO,
             is_stirred: true,
@@ -366,8 +378,17 @@ impl Node {
     pub(super) fn give_up(&self, why: &impl ToString) {
         let mut state = self.lock();
         state.fatal.get_or_insert_with(|| why.to_string());
-        state.is_stirred = true;
+        (state.is_stirred, state.own.failed) = (true, true);
+        let own = state.own;
+        state.happens(self.now(), Input::Own(own));
+        state.news += 1;
         self.stir(state);
+    }
+
+    /// Whether it is over, and has something to say about that.
+    pub(super) fn last_word(&self) -> (bool, bool) {
+        let state = self.lock();
+        (state.over, state.fatal.is_some())
     }
 
     /// The state is whole between any two statements that can panic.
@@ -403,6 +424,7 @@ impl Node {
         loop {
             let now = self.now();
             if state.takeover.deadline().is_some_and(|deadline| deadline <= now) {
+                state.look_at_medium(now);
                 state.takeover.timeout(now);
                 state.settle();
             }
@@ -480,7 +502,8 @@ impl Node {
         state.stalled = state.stalled(under_way, now);
         // In whole beats: or that it still waits would be news whenever somebody looks.
         let beats = state.stalled.as_nanos() / self.interval().as_nanos();
-        let own = state.seen.own(self.acks, self.interval() * beats as u32);
+        let failed = state.fatal.is_some() || self.log.failure().is_err();
+        let own = state.seen.own(self.acks, self.interval() * beats as u32, failed);
         if own != state.own {
             state.own = own;
             state.happens(now, Input::Own(own));
@@ -586,9 +609,14 @@ impl Node {
             of,
             lost: state.lost.iter().chain(&state.joining).cloned().collect(),
             rebuilding,
-            why: if state.why.is_empty() { state.image_why.clone() } else { state.why.clone() },
+            why: match &state.fatal {
+                Some(why) => why.clone(),
+                None if state.why.is_empty() => state.image_why.clone(),
+                None => state.why.clone(),
+            },
             survives: self.survives.clone(),
             stalled,
+            failed: state.own.failed,
             behind: match primary {
                 true => state.behind.iter().cloned().chain(self.strangers(&state)).collect(),
                 false => Vec::new(),
@@ -717,6 +745,8 @@ impl Node {
     pub(super) fn absent(&self, state: &State, at: usize) -> String {
         let peer = &state.peers[at];
         match &peer.said {
+            // Which was its last word.
+            Some(said) if said.failed => said.why.clone(),
             _ if !peer.why.is_empty() => peer.why.clone(),
             None => "it was not heard of yet".into(),
             Some(_) if state.takeover.is_stalled(at) => "its medium does not answer".into(),
@@ -730,6 +760,10 @@ impl Node {
         Some(match gone {
             Gone::StartedAgain => "it was started again".into(),
             Gone::Stalled(time) => format!("its medium has not answered for {} ms", time.as_millis()),
+            Gone::Failed => {
+                let state = self.lock();
+                self.absent(&state, at)
+            }
             Gone::Silent(time) => format!("it has been silent for {} ms", time.as_millis()),
         })
     }

@@ -94,6 +94,8 @@ pub struct MemberStats {
     pub survives: String,
     /// For how many milliseconds its medium has not answered.
     pub stalled: u64,
+    /// It cannot go on and ends; of a member whose log's medium failed. Why is said as well.
+    pub failed: bool,
     /// Members whose images do not follow a primary's records, or that are there and none of this store, and why: a sentence each.
     pub behind: Vec<String>,
 }
@@ -136,6 +138,7 @@ impl MemberStats {
             epoch: self.epoch,
             life: self.life,
             stalled: Duration::from_millis(self.stalled),
+            failed: self.failed,
             has_image: self.complete && self.applied >= self.first,
             belongs: self.group != Uuid::default(),
         }
@@ -158,7 +161,8 @@ impl MemberStats {
         for word in [self.first, self.next, self.applied] {
             out.extend(word.to_le_bytes());
         }
-        out.push(u8::from(self.complete) | u8::from(self.durable) << 1);
+        // A release that does not know the last one hears of it as silence, soon after.
+        out.push(u8::from(self.complete) | u8::from(self.durable) << 1 | u8::from(self.failed) << 2);
         for word in [self.sent, self.of] {
             out.extend(word.to_le_bytes());
         }
@@ -226,6 +230,7 @@ impl MemberStats {
             why,
             survives,
             stalled,
+            failed: flags & 4 != 0,
             behind,
         }))
     }
@@ -260,6 +265,7 @@ mod tests {
             why: String::new(),
             survives: "a disk".into(),
             stalled: 15,
+            failed: true,
             behind: vec!["c:3: its disk is full".into()],
         }
     }

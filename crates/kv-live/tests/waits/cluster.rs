@@ -136,6 +136,28 @@ fn the_primary_is_lost_and_what_was_acknowledged_is_there() {
 }
 
 #[test]
+fn a_primary_whose_log_s_medium_fails_says_so_and_ends_and_another_member_takes_over() {
+    let mut cluster = Cluster::new(3, |options| options);
+    cluster.whole();
+    let first = cluster.primary();
+    let known = under_load(&mut cluster, |cluster, done| {
+        goes_on(cluster, done, 10);
+        let metrics = cluster.metrics(first);
+        let log = cluster.dir_of(first).join("log");
+        std::fs::File::options().write(true).open(log).and_then(|file| file.set_len(0)).expect("cut");
+        let why = cluster.ends(first);
+        let said = metrics.read();
+        for why in [&why, &said.why] {
+            assert!(why.contains("the log of this member: the medium failed"), "{why}");
+        }
+        assert!(said.failed && said.role != Role::Primary, "{said:?}");
+        goes_on(cluster, done, 10);
+    });
+    assert_ne!(cluster.primary(), first);
+    is_there(&cluster, &known);
+}
+
+#[test]
 fn a_member_with_an_empty_disk_is_rebuilt_while_clients_go_on_and_can_be_all_that_is_left() {
     // A log so small that the new member finds most records trimmed, and needs the image.
     let mut cluster = Cluster::new(3, |options| options.log(1 << 20));

@@ -251,7 +251,7 @@ fn when_the_medium_fails_nothing_more_is_acknowledged_and_the_server_ends() {
         let other = store.put(b"other", b"value", PutOptions::default());
         assert!(other.is_err(), "{other:?}");
         let ended = host.ends().expect_err("it served on a medium that failed");
-        assert!(matches!(ended, Error::Refused(Refusal::Medium)), "{ended}");
+        assert!(ended.to_string().contains("the medium failed"), "{ended}");
     }
 }
 
@@ -273,5 +273,5 @@ fn what_the_medium_has_lost_is_not_absent() {
     let page = store.scan(0, 10);
     assert!(page.is_err(), "by the server: {page:?}");
     let ended = host.stop().expect_err("it served on a medium that failed");
-    assert!(matches!(ended, Error::Refused(Refusal::Medium)), "{ended}");
+    assert!(ended.to_string().contains("the medium failed"), "{ended}");
 }

@@ -169,7 +169,14 @@ mod tests {
 
     /// Three members, of which the first one leads, and has just heard these of the others.
     fn members(now: Duration, said: [Option<Statement>; 2]) -> Takeover {
-        let own = Own { promised: EPOCH, is_new: false, has_image: true, acks: 2, stalled: Duration::ZERO };
+        let own = Own {
+            promised: EPOCH,
+            is_new: false,
+            has_image: true,
+            acks: 2,
+            stalled: Duration::ZERO,
+            failed: false,
+        };
         let mut takeover = Takeover::new(now, 0, 3, ms(200), own);
         takeover.handle(now, Input::Leads { epoch: EPOCH });
         for (at, said) in said.into_iter().enumerate() {
@@ -181,7 +188,15 @@ mod tests {
     }
 
     const fn says(role: Role, epoch: Epoch, life: u64) -> Option<Statement> {
-        Some(Statement { role, epoch, life, stalled: Duration::ZERO, has_image: true, belongs: true })
+        Some(Statement {
+            role,
+            epoch,
+            life,
+            stalled: Duration::ZERO,
+            failed: false,
+            has_image: true,
+            belongs: true,
+        })
     }
 
     #[test]

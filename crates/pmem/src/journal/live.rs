@@ -159,7 +159,8 @@ impl Journal {
     pub(crate) fn psync(&self, mut copy: impl Copy) -> io::Result<()> {
         // Asked before the lock, which a thread of the parent may have held.
         if std::process::id() != self.process {
-            return Err(io::Error::other(
+            return Err(io::Error::new(
+                io::ErrorKind::Unsupported,
                 "a forked child cannot persist a file with a journal: open it in one process only",
             ));
         }

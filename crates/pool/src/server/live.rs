@@ -90,7 +90,7 @@ pub struct Server {
     control: Control,
     stop: Stop,
     published: Arc<Mutex<Published>>,
-    ended: Option<Receiver<()>>,
+    ended: Option<Receiver<String>>,
     thread: Option<JoinHandle<Serving>>,
 }
 
@@ -108,9 +108,10 @@ impl Server {
     /// The device has no room.
     pub fn start(port: Port, pool: Pool<Region>, options: Options) -> Result<Self, remanence_verbs::Error> {
         let Port { context, floor } = port;
-        let floor = floor.bounded(bounds(&options.limits), Some(options.limits.quiet));
+        let mut floor = floor.bounded(bounds(&options.limits), Some(options.limits.quiet));
         let (address, control, stop) = (floor.addr(), floor.control(), Stop::new());
         let region = pool.medium().clone();
+        floor.rests_on(&region);
         let domain = region.domain();
         let durable = domain.guarantee().is_durable();
         let flush = match durable {
@@ -135,9 +136,10 @@ impl Server {
         let stopping = stop.clone();
         let (serves, ended) = mpsc::channel();
         let serve = move || {
-            let _serves = serves;
-            // It ends early only when the device does, or if the CQ, which grows with what clients may have, overflows.
-            let _ = floor.run(&mut serving, &mut entrance, &stopping);
+            // It ends early only when the device or the medium does, or if the CQ, which grows with what clients may have, overflows.
+            if let Err(why) = floor.run(&mut serving, &mut entrance, &stopping) {
+                let _ = serves.send(why.to_string());
+            }
             serving
         };
         let thread = std::thread::Builder::new().name("pool-serve".into()).spawn(serve);
@@ -163,9 +165,9 @@ impl Server {
         lock(&self.published).clients
     }
 
-    /// The end of the serving thread is that of this channel, on which nothing comes. It ends by itself only when the device
-    /// does. `None`: somebody has taken it.
-    pub fn take_ended(&mut self) -> Option<Receiver<()>> {
+    /// The end of the serving thread is that of this channel. If it ends by itself, as the medium failed or the device did, a sentence
+    /// comes before that says why. `None`: somebody has taken it.
+    pub fn take_ended(&mut self) -> Option<Receiver<String>> {
         self.ended.take()
     }
 

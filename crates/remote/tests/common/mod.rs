@@ -103,8 +103,12 @@ impl Host {
     /// Ends the server's thread, and returns what it counted.
     pub(crate) fn stop(&mut self) -> Stats {
         self.stop.ask();
-        let thread = self.thread.take().expect("it runs");
-        thread.join().expect("the server's thread").expect("it served")
+        self.ends().expect("it served")
+    }
+
+    /// Waits until the server's thread ends, and returns what came of it.
+    pub(crate) fn ends(&mut self) -> Result<Stats, Error> {
+        self.thread.take().expect("it runs").join().expect("the server's thread")
     }
 }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use remanence_pmem::Region;
 use remanence_rnic::{Wc, WcOpcode, WcStatus};
 use remanence_verbs::{Context, Cq, Listener, Pd};
 use remanence_wire::Qpn;
@@ -262,6 +263,8 @@ pub struct Server {
     next_id: AtomicU64,
     places: Places,
     control: Control,
+    /// What it serves lies there.
+    medium: Option<Region>,
 }
 
 impl Server {
@@ -286,7 +289,18 @@ impl Server {
             next_id: AtomicU64::new(1),
             places: Places::new(options.bounds, most),
             control,
+            medium: None,
         })
+    }
+
+    /// What it serves lies in this region: [`run`](Self::run) ends when that fails, and says why.
+    pub fn rests_on(&mut self, medium: &Region) {
+        self.medium = Some(medium.clone());
+    }
+
+    /// Whether its medium stands.
+    fn stands(&self) -> Result<(), Error> {
+        self.medium.as_ref().map_or(Ok(()), |medium| medium.failure().map_err(Error::Medium))
     }
 
     /// With other bounds, and another limit for quiet clients, than it was bound with. Of what it had, nothing may be running.
@@ -325,7 +339,8 @@ impl Server {
     /// goes out, and all sessions end. What has arrived in them until then is handed over, and not answered any more.
     ///
     /// # Errors
-    /// The device is gone, there is no thread, or the one that admits has panicked.
+    /// The device is gone, there is no thread, or the one that admits has panicked; or the medium failed that it
+    /// [rests on](Self::rests_on). What was answered until then goes out in this last case as well.
     pub fn run<V: Service>(
         &self,
         service: &mut V,
@@ -342,6 +357,8 @@ impl Server {
             let stopped = Over { over: &over, wakes: || self.listener.waker().wake() };
             let waker = self.cq.waker();
             let _wakes = stop.wakes(move || waker.wake());
+            let control = self.control.clone();
+            let _tells = self.medium.as_ref().map(|medium| medium.when_failed(move || control.wake()));
             let sessions = Sessions::new();
             let (deadlines, gone) = (Deadlines::default(), Vec::new());
             let buffers = SendBuffers::new(self.pd.clone(), self.options.message);
@@ -349,14 +366,15 @@ impl Server {
                 Serving { server: self, service, sessions, inbox, buffers, deadlines, gone, stops: false };
             let served = serving.run(stop, &over);
             drop(stopped);
-            if served.is_ok() {
+            let says_farewell = matches!(served, Ok(()) | Err(Error::Medium(_)));
+            if says_farewell {
                 serving.farewell();
             }
             serving.end_all();
             // Whom it is about to let in is a client as well, and is told that this is over.
             let accepted = accepting.join();
             serving.take_in(true);
-            if served.is_ok() {
+            if says_farewell {
                 serving.farewell();
             }
             serving.end_all();
@@ -429,6 +447,7 @@ impl<V: Service> Serving<'_, V> {
         let mut completions = Vec::with_capacity(LOT);
         let mut turn_at = None;
         while !stop.is_asked() && !over.load(Ordering::Acquire) {
+            self.server.stands()?;
             completions.clear();
             self.next(&mut completions, turn_at)?;
             let due = turn_at.is_some_and(|at| at <= Instant::now());
@@ -439,7 +458,7 @@ impl<V: Service> Serving<'_, V> {
                 Turn::End => break,
             }
         }
-        Ok(())
+        self.server.stands()
     }
 
     fn end_all(&mut self) {

@@ -6,6 +6,11 @@
 //! thread wakes it through [`Control`]; it hands each message to the [`Service`], and sends what that answers. No turn of its
 //! loop depends on how many sessions are silent, and a server that nobody asks for anything is never woken.
 //!
+//! A server whose medium failed ends ([`Server::rests_on`]), whichever service it is and whoever met the failure: a message, the service's
+//! own work, or the FLUSH of a peer, of which no service hears. It can make nothing durable any more, and what it would still show may be
+//! what no recovery finds; a server that is started again serves what is on the disk, or says why it cannot. So it says what is wrong at
+//! once, and whoever looks after it sees that it has ended.
+//!
 //! Read in this order: [`bounds`] (how much there may be of everything), [`session`] (receive ring, send buffers),
 //! [`accept`], [`live`] (the loop). One-sided operations need none of this: the device serves them.
 
@@ -35,6 +40,11 @@ pub enum Error {
     /// A bound of the server is reached.
     #[error(transparent)]
     Full(#[from] Full),
+    /// The medium that a server [rests on](live::Server::rests_on) failed.
+    #[error(
+        "the medium failed ({0}); what was not acknowledged may be lost; check the disk, and start the server again"
+    )]
+    Medium(#[source] std::io::Error),
 }
 
 /// Debug is the sentence as well: it is what a program prints whose `main` returns the error.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use remanence_effort::address;
 use remanence_link::fault::Plan;
 use remanence_link::{WaitFd, wait};
-use remanence_pmem::Region;
+use remanence_pmem::{FileOptions, Region};
 use remanence_rnic::{Access, Data, QpCaps, QpState, RecvWr, SendFlags, SendOp, SendWr, Wc, WcStatus};
 use remanence_service::server::{
     Admit, Bounds, Buffers, Close, Control, Decision, Error, Full, Lot, Message, Options, Place, Refusal,
@@ -156,10 +156,15 @@ impl Host {
     }
 
     fn on(device: &Context, change: impl FnOnce(&mut Options)) -> Self {
+        Self::resting_on(None, device, change)
+    }
+
+    fn resting_on(medium: Option<&Region>, device: &Context, change: impl FnOnce(&mut Options)) -> Self {
         let bounds = Bounds { sessions: 64, each: 64, bytes: 64 << 20 };
         let mut options = Options { port: 0, backlog: 64, message: SLOT, bounds, quiet: None };
         change(&mut options);
-        let server = Server::bind(device, options).expect("a server");
+        let mut server = Server::bind(device, options).expect("a server");
+        medium.into_iter().for_each(|medium| server.rests_on(medium));
         let (addr, control, stop) = (server.addr(), server.control(), Stop::new());
         let stopping = stop.clone();
         let hold = Arc::new(Barrier::new(2));
@@ -545,6 +550,29 @@ fn a_server_whose_admission_panics_ends_and_says_so() {
     assert_eq!(echo.ended, [(client.session, 0)]);
     let why = result.expect_err("it failed").to_string();
     assert!(why.contains("admission panicked"), "{why}");
+}
+
+/// It was met by somebody else than the service, which has nothing to do: the device, for a peer's FLUSH.
+#[test]
+fn a_server_whose_medium_fails_ends_and_says_so() {
+    let path = std::env::temp_dir().join(format!("remanence-service-{}-medium", std::process::id()));
+    let medium = FileOptions::new().create(4 * 4096).open(&path).expect("a file");
+    let mut host = Host::resting_on(Some(&medium), &context(), |_| ());
+    let device = context();
+    let mut client = Client::connect(&device, &host, b"echo").expect("let in");
+    client.echo(b"hello");
+    let rounds = host.control.counters().rounds();
+    std::fs::File::options().write(true).open(&path).and_then(|file| file.set_len(0)).expect("cut");
+    std::fs::remove_file(&path).expect("it is there");
+    medium.read(8192, &mut [0]);
+    medium.persist(0..8).expect_err("it is gone");
+    assert_eq!(client.receive(), None, "it is told");
+    let (echo, result) =
+        host.thread.take().expect("it ran").join().expect("the thread that serves does not panic");
+    assert_eq!(echo.ended, [(client.session, 1)]);
+    assert!(host.control.counters().rounds() > rounds, "it was woken");
+    let why = result.expect_err("it failed").to_string();
+    assert!(why.contains("the medium failed") && why.contains("truncated"), "{why}");
 }
 
 #[test]

@@ -203,6 +203,13 @@ impl Medium for Disk {
     fn psync(&self) -> io::Result<()> {
         self.sync(CrashImage::psync)
     }
+
+    fn failure(&self) -> io::Result<()> {
+        match self.has_failed() {
+            true => Err(io::Error::other("the simulated medium failed")),
+            false => Ok(()),
+        }
+    }
 }
 
 #[cfg(test)]

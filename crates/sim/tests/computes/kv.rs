@@ -215,6 +215,33 @@ fn a_primary_whose_disk_does_not_answer_is_replaced_and_one_that_could_not_lead_
 }
 
 #[test]
+fn a_primary_whose_disk_fails_ends_and_one_other_takes_over() {
+    let fails = |_, choices: &mut Seeded| {
+        let kind = [Kind::MediumFails, Kind::DiskFails(0)][choices.pick(2)];
+        vec![fault(0, 1500 + choices.pick(100) as u64, 3000, kind)]
+    };
+    for (Work { tried, led, .. }, still) in suffer(8, JITTER, fails) {
+        assert!((tried, led) == (2, 2) && still <= 400, "{tried} tried, {led} did, after {still} ms");
+    }
+}
+
+/// Where the others are too few, a member whose disk has failed would have to be one of those who lead.
+#[test]
+fn nobody_leads_with_a_member_whose_disk_has_failed_and_that_one_does_not_try() {
+    let too_few = |members: u16, choices: &mut Seeded| {
+        let half = usize::from(members / 2);
+        let mut faults: Vec<_> = (0..half)
+            .map(|n| fault(half + 1 + n, 1300 + choices.pick(50) as u64, 4000, Kind::Kill))
+            .collect();
+        faults.push(fault(choices.pick(2), 1500, 2000, Kind::MediumFails));
+        faults
+    };
+    for (Work { tried, led, .. }, still) in suffer(8, JITTER, too_few) {
+        assert!(tried <= 3 && led <= 3, "{tried} tried, {led} did, after {still} ms");
+    }
+}
+
+#[test]
 fn whoever_takes_long_to_take_over_is_waited_for() {
     let slow = |_, choices: &mut Seeded| {
         let times = 10_000 + choices.pick(5_000) as u32;

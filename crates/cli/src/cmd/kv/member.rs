@@ -11,7 +11,7 @@ use super::serve;
 use crate::args::{self, Size, Tokens};
 use crate::device;
 use crate::fail::Fail;
-use crate::serving::{print_line, when_asked};
+use crate::serving::{print_line, served_no_more, when_asked};
 use crate::signals::Stop;
 use crate::ui::{self, Mood};
 
@@ -145,9 +145,7 @@ pub(super) fn run(args: &serve::Args) -> Result<(), Fail> {
     let stop = remanence_kv_live::Stop::new();
     let stopping = stop.clone();
     when_asked(&asked, args.stop_on_eof, move || stopping.ask());
-    let said = member
-        .run(&stop)
-        .map_err(|e| Fail::new(format!("{} is served no more: {e}", args.file.display())))?;
+    let said = member.run(&stop).map_err(|e| served_no_more(&args.file, &e, as_json))?;
     if as_json {
         let mut stopped = object(&said);
         stopped["event"] = "stopped".into();
@@ -189,6 +187,10 @@ fn tell(said: &MemberStats, as_json: bool) {
         let _ = print_line(&changed.to_string());
         return;
     }
+    // Why it ends is what its command ends with.
+    if said.failed {
+        return;
+    }
     let mood = match said.role {
         Role::Follower if !said.why.is_empty() => Mood::Bad,
         Role::Primary | Role::Follower => Mood::Good,
@@ -216,6 +218,7 @@ pub(super) fn object(said: &MemberStats) -> Value {
         "lost": said.lost,
         "behind": said.behind,
         "stalled_ms": said.stalled,
+        "failed": said.failed,
         "rebuilding": if said.of > 0 {
             json!({ "member": said.rebuilding, "sent": said.sent, "of": said.of })
         } else {
@@ -241,6 +244,7 @@ pub(super) fn show(members: &[(String, Said)]) {
         let lost = primary.is_some_and(|primary| primary.lost.contains(name));
         let rebuilt = primary.filter(|primary| primary.of > 0 && primary.rebuilding == *name);
         let text = match (said.role, rebuilt) {
+            _ if said.failed => format!("ends: {}", said.why),
             (_, Some(primary)) => {
                 format!("being rebuilt: {} of {}", ui::bytes(primary.sent), ui::bytes(primary.of))
             }
@@ -272,6 +276,7 @@ pub(super) fn show(members: &[(String, Said)]) {
             (role, _) => format!("{}: {}", role.name(), said.why),
         };
         let mood = match said.role {
+            _ if said.failed => Mood::Bad,
             Role::Primary if lost => Mood::Bad,
             Role::Primary if !said.lost.is_empty() => Mood::Note,
             Role::Primary => Mood::Good,

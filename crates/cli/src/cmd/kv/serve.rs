@@ -15,7 +15,7 @@ use serde_json::json;
 use crate::args::{self, Size};
 use crate::device;
 use crate::fail::Fail;
-use crate::serving::{print_line, when_asked};
+use crate::serving::{print_line, served_no_more, when_asked};
 use crate::signals::Stop;
 use crate::ui::{self, Mood};
 
@@ -93,7 +93,7 @@ pub(super) struct Args {
     /// Serve metrics for Prometheus at http://ADDRESS/metrics, without authentication
     #[arg(long, value_name = "ADDRESS")]
     pub(super) metrics: Option<SocketAddr>,
-    /// Print JSON: one line when ready, one at the end
+    /// Print JSON: one line when ready, one at the end or when the medium has failed
     #[arg(long)]
     pub(super) json: bool,
     /// Stop when standard input ends: for programs that start servers
@@ -309,9 +309,7 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
     let stop = remanence_remote::Stop::new();
     let stopping = stop.clone();
     when_asked(&asked, args.stop_on_eof, move || stopping.ask());
-    let stats = server
-        .run(&stop)
-        .map_err(|e| Fail::new(format!("{} is served no more: {e}", args.file.display())))?;
+    let stats = server.run(&stop).map_err(|e| served_no_more(&args.file, &e, args.json))?;
     if args.json {
         let mut stopped = super::stats::object(&stats);
         stopped["event"] = "stopped".into();

@@ -16,7 +16,7 @@ use serde_json::json;
 use crate::args::{self, Size};
 use crate::device;
 use crate::fail::Fail;
-use crate::serving::{print_line, when_asked};
+use crate::serving::{print_line, served_no_more, when_asked};
 use crate::signals::Stop;
 use crate::ui::{self, Mood};
 
@@ -68,7 +68,7 @@ pub(super) struct Args {
     /// Give up a damaged record of that number and everything behind it
     #[arg(long, value_name = "SEQUENCE")]
     cut: Option<u64>,
-    /// Print JSON: one line when ready, one at the end
+    /// Print JSON: one line when ready, one at the end or when the medium has failed
     #[arg(long)]
     json: bool,
     /// Stop when standard input ends: for programs that start servers
@@ -170,7 +170,7 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
     let stop = remanence_remote::Stop::new();
     let stopping = stop.clone();
     when_asked(&asked, args.stop_on_eof, move || stopping.ask());
-    let stats = server.run(&stop).map_err(|e| Fail::new(e.to_string()))?;
+    let stats = server.run(&stop).map_err(|e| served_no_more(&args.file, &e, args.json))?;
     if args.json {
         let stopped = json!({
             "event": "stopped",

@@ -119,9 +119,14 @@ impl Cluster {
         self.hosts[n].running.as_ref().is_none_or(|running| running.thread.is_finished())
     }
 
-    /// Why the member ends by itself.
+    /// Why the member, which does not run yet, ends by itself.
     pub(crate) fn fails(&mut self, n: usize) -> String {
         self.start(n);
+        self.ends(n)
+    }
+
+    /// Why the member ends by itself.
+    pub(crate) fn ends(&mut self, n: usize) -> String {
         let running = self.hosts[n].running.take().expect("it runs");
         let begin = Instant::now();
         while !running.thread.is_finished() {

@@ -61,18 +61,11 @@ const LOOK_MAX: Duration = Duration::from_millis(10);
 pub(in crate::engine) trait Target: Medium + Clone + Send + 'static {
     /// The address of its first byte. The rest follows.
     fn address(&self) -> u64;
-
-    /// Whether pages of it have been lost.
-    fn failure(&self) -> std::io::Result<()>;
 }
 
 impl Target for Region {
     fn address(&self) -> u64 {
         self.base().expose_provenance() as u64
-    }
-
-    fn failure(&self) -> std::io::Result<()> {
-        self.failure()
     }
 }
 

@@ -346,10 +346,6 @@ impl Target for Arc<CrashImage> {
         });
         IMAGES + at as u64 * IMAGE_MAX
     }
-
-    fn failure(&self) -> io::Result<()> {
-        Ok(())
-    }
 }
 
 fn load(from: u64, into: &mut [u8]) -> Result<(), Fault> {

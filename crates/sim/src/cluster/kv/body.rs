@@ -183,12 +183,14 @@ fn is_new(store: &Store<Disk>) -> bool {
 
 fn own(store: &Store<Disk>, keeper: &Keeper<Disk>, acks: usize, stalled: Duration) -> Own {
     let (state, ledger) = (store.state(), keeper.ledger());
+    let failed = store.medium().failure().is_err();
     Own {
         promised: state.promised,
         is_new: is_new(store),
         has_image: ledger.complete && ledger.applied >= state.head.sequence,
         acks: if is_new(store) { acks } else { state.acks.into() },
         stalled,
+        failed,
     }
 }
 
@@ -241,8 +243,12 @@ impl Body {
         is_new(&self.store)
     }
 
-    /// Something has happened that matters for who takes over.
+    /// Something has happened that matters for who takes over. That the medium failed is known by then, whoever met it.
     pub(super) fn happens(&mut self, input: Input) {
+        if !self.own.failed && self.store.medium().failure().is_err() {
+            self.own.failed = true;
+            self.takeover.handle(self.now, Input::Own(self.own));
+        }
         self.takeover.handle(self.now, input);
     }
 
@@ -263,6 +269,7 @@ impl Body {
             epoch: if role == Role::Primary { self.epoch } else { state.promised },
             life: self.life,
             stalled: self.stalled,
+            failed: self.own.failed,
             has_image: ledger.complete && ledger.applied >= state.head.sequence,
             belongs: !self.is_new(),
         };

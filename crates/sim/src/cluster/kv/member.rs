@@ -83,7 +83,9 @@ pub(super) struct Member {
     has_news: bool,
     /// What has come while its disks do not answer, and is done when they do.
     held: VecDeque<Input>,
-    /// Its log's medium has failed: it is no member any more.
+    /// Its log's medium has failed: it ends at that time.
+    ends: Option<Duration>,
+    /// It is no member any more.
     is_over: bool,
 }
 
@@ -203,6 +205,7 @@ impl Member {
             role: Role::Waiting,
             has_news: false,
             held: VecDeque::new(),
+            ends: None,
             is_over: false,
         })
     }
@@ -218,7 +221,7 @@ impl Member {
             Talk::Connecting(_) | Talk::Asked(_) => None,
         });
         let code = self.leading.as_ref().filter(|_| body.stalled.is_zero()).map(|_| body.port.wakes);
-        body.takeover.deadline().into_iter().chain(talks).chain(code).min()
+        body.takeover.deadline().into_iter().chain(talks).chain(code).chain(self.ends).min()
     }
 
     pub(super) fn on(&mut self, input: Input, host: &mut Host<'_, Oracle>) {
@@ -238,8 +241,19 @@ impl Member {
         }
         self.take(input, host);
         self.go_on(host);
-        if host.disk(LOG_DISK).has_failed() {
-            host.tell(format_args!("ends: its log's medium has failed"));
+        if host.disk(LOG_DISK).has_failed() && self.ends.is_none() {
+            host.tell(format_args!("is about to end: its log's medium has failed"));
+            // It says so, and a process takes its time to end.
+            let (who, life) = (host.node() as u64, u64::from(host.life()));
+            let mut rng = Rng::new(host.known().seed, (3000 + who) << 32 ^ life);
+            let takes = rng.pick(&[0, 0, 20, 1000]);
+            self.ends = Some(host.now() + Duration::from_millis(takes));
+            self.has_news = true;
+            self.decide(host);
+            self.talk(host);
+        }
+        if self.ends.is_some_and(|ends| ends <= host.now()) {
+            host.tell(format_args!("ends"));
             self.end(host);
         }
     }
@@ -465,6 +479,9 @@ impl Member {
 
     fn lead(&mut self, host: &mut Host<'_, Oracle>) {
         host.oracle().work.tried += 1;
+        if host.disk(LOG_DISK).has_failed() {
+            host.core().wrong("tries to lead, and its log's medium has failed".into());
+        }
         let who = host.node();
         host.oracle().deeds.push((who, Deed::Tries));
         host.moment(Moment::Try, None);

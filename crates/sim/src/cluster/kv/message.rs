@@ -47,8 +47,9 @@ pub(super) struct Said {
 
 impl Said {
     pub(super) fn emit(&self) -> Vec<u8> {
-        let Statement { role, epoch, life, stalled, has_image, belongs } = self.statement;
-        let flags = u64::from(has_image) | u64::from(belongs) << 1 | u64::from(self.serves) << 2;
+        let Statement { role, epoch, life, stalled, failed, has_image, belongs } = self.statement;
+        let flags = [has_image, belongs, self.serves, failed];
+        let flags = (0..).zip(flags).fold(0, |all, (bit, flag)| all | u64::from(flag) << bit);
         let words = [role as u64, epoch.0, life, stalled.as_nanos() as u64, flags, self.acks];
         words.into_iter().flat_map(u64::to_le_bytes).collect()
     }
@@ -67,9 +68,10 @@ impl Said {
         };
         let (epoch, life, stalled) = (Epoch(word()), word(), Duration::from_nanos(word()));
         let (flags, acks) = (word(), word());
-        let statement =
-            Statement { role, epoch, life, stalled, has_image: flags & 1 != 0, belongs: flags & 2 != 0 };
-        Self { statement, acks, serves: flags & 4 != 0 }
+        let flag = |bit: u32| flags & 1 << bit != 0;
+        let (has_image, belongs, failed) = (flag(0), flag(1), flag(3));
+        let statement = Statement { role, epoch, life, stalled, failed, has_image, belongs };
+        Self { statement, acks, serves: flag(2) }
     }
 }
 
@@ -80,12 +82,13 @@ mod tests {
     #[test]
     fn what_a_member_says_comes_through() {
         for role in [Role::Waiting, Role::Follower, Role::TakingOver, Role::Primary] {
-            for bits in 0..8 {
+            for bits in 0..16 {
                 let statement = Statement {
                     role,
                     epoch: Epoch::new(7, 9),
                     life: 5,
                     stalled: Duration::from_millis(3),
+                    failed: bits & 8 != 0,
                     has_image: bits & 1 != 0,
                     belongs: bits & 2 != 0,
                 };
