@@ -144,7 +144,7 @@ fn calm() -> Plan {
     (plan.writers, plan.sessions, plan.records) = (1, 1, 200);
     (plan.payload, plan.window, plan.pause, plan.depth) = (40, 1, 100_000, 16);
     (plan.grace, plan.patience, plan.heals) = (vec![1_000_000; 2], 100_000_000, 60_000_000);
-    (plan.reconnect, plan.is_followed) = (700_000, false);
+    (plan.reconnect, plan.follows) = (700_000, None);
     plan.speeds = Speeds { links: vec![1_000; 5], jitter: 0, disks: vec![2_000; 5], retry: 20_000_000 };
     plan.clocks = vec![Clock::default(); 5];
     plan.faults = Vec::new();

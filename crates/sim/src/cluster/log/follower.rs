@@ -14,13 +14,13 @@ use crate::cluster::link::Link;
 use crate::cluster::{Input, NodeId};
 use crate::rng::Rng;
 
-/// How long it leaves a log alone of which it has read everything, and a connection that was lost.
-const LOOK: Duration = Duration::from_micros(100);
 /// Bytes that it reads at a time: a part of a log.
 const AHEAD: u64 = 2 << 10;
 
 pub(super) struct Follower {
     server: NodeId,
+    /// How long it leaves a log alone of which it has read everything, and a connection that was lost.
+    look: Duration,
     link: Link,
     log: Option<Log>,
     /// Something is asked for: of a READ the place.
@@ -115,8 +115,9 @@ impl Follower {
         let oracle = host.known();
         let mut rng = Rng::new(oracle.seed, (4000 + node as u64) << 32 ^ u64::from(life));
         let server = rng.index(oracle.plan.servers.into());
-        oracle.plan.is_followed.then_some(Self {
+        oracle.plan.follows.map(|look| Self {
             server,
+            look: Duration::from_nanos(look),
             link: Link::Down(now),
             log: None,
             is_asking: false,
@@ -155,12 +156,12 @@ impl Follower {
                 (self.link, self.log, self.is_asking) = (Link::Up(connection), None, false);
                 self.next = now;
             }
-            Some(Input::Lost { .. }) => (self.link, self.log) = (Link::Down(now + LOOK), None),
+            Some(Input::Lost { .. }) => (self.link, self.log) = (Link::Down(now + self.look), None),
             Some(Input::Message { bytes, .. }) => {
                 self.is_asking = false;
                 match parse_reply(&bytes) {
                     Ok(status) => self.is_told(status, host),
-                    Err(_) => self.next = now + LOOK,
+                    Err(_) => self.next = now + self.look,
                 }
             }
             Some(Input::Read { bytes, .. }) => {
@@ -182,7 +183,7 @@ impl Follower {
                 host.read(connection, 0, offset, len);
                 (self.is_asking, self.reads) = (true, offset);
             }
-            Ok(Next::Rest) => self.next = now + LOOK,
+            Ok(Next::Rest) => self.next = now + self.look,
             Err(what) => host.core().wrong(what),
         }
     }

@@ -50,8 +50,8 @@ pub struct Log {
     pub patience: u64,
     /// How long a connection that was lost is left alone, in nanoseconds.
     pub reconnect: u64,
-    /// Beside each writer somebody reads the log of one server.
-    pub is_followed: bool,
+    /// Beside each writer somebody reads the log of one server, and looks every so many nanoseconds whether there is more.
+    pub follows: Option<u64>,
     /// The last writer comes when the usual ones have come to their ends, which they must. They do not open the log any more when all faults
     /// are over.
     pub lets_end: bool,
@@ -109,7 +109,7 @@ impl Service for Log {
                 grace: (0..=writers).map(|_| grace(rng)).collect(),
                 patience: rng.pick(&[2_000_000, 10_000_000, 100_000_000]),
                 reconnect: 700_000,
-                is_followed: false,
+                follows: None,
                 lets_end: false,
             },
             speeds: speeds(rng, nodes, slow),
@@ -129,7 +129,7 @@ impl Service for Log {
             plan.segments.iter_mut().for_each(|segments| *segments = 6 + *segments % 4);
             (plan.records, plan.sessions) = (plan.records.max(20), 3);
         }
-        plan.is_followed = rng.one_in(3);
+        plan.follows = rng.one_in(3).then_some(100_000);
         plan
     }
 
