@@ -28,7 +28,7 @@ use crate::testing;
 pub(crate) const SIMULATOR: &str = "sim";
 
 /// So many mutations of `coord` name a test of the simulator at least.
-const SIMULATED: usize = 40;
+const SIMULATED: usize = 70;
 
 /// One way to break a rule of the code.
 #[derive(Clone, PartialEq, Eq, Debug)]
