@@ -3,27 +3,35 @@
 //! The sources are copied to a scratch tree under the target directory, each mutation ([`table`]) is applied there, and
 //! the tests that it names are built and run. A mutation is *killed* if each of them fails, and *lived* if one passes. First
 //! the same tests run on the sources as they are, where all must pass: a test that fails anyway has noticed nothing.
+//!
+//! Those of `coord` are all in one optimized build ([`switch`]), as simulations that are to find them may need 10,000 seeds each.
 
+mod switch;
 mod table;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::Read;
+use std::ops::Range;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
 use crate::{deps, root, tidy};
-use table::{Mutation, Test};
+use table::{Mutation, SIMULATOR, Test};
 
 /// Test programs that take longer have stopped for good. They take seconds, and simulations with many seeds minutes.
 const LIMIT: Duration = Duration::from_secs(900);
 
-const USAGE: &str =
-    "usage: cargo xtask mutate [--list] [NAME...]: breaks the rules that begin with these names, or all";
+/// So many seeds of a simulation are run at a time, so that many of them are not taken for one that has stopped.
+const AT_ONCE: u64 = 500;
+
+const USAGE: &str = "usage: cargo xtask mutate [--list | --simulated] [NAME...]: breaks the rules that begin with these names, or all; \
+                     with --simulated those of coord that a simulation finds, which must do so";
 
 /// The cheap check: they all apply, and their tests are there.
 pub(crate) fn check() -> Result<(), String> {
@@ -52,6 +60,10 @@ pub(crate) fn run(args: &[String]) -> Result<(), String> {
     }
     match flags.iter().map(|flag| &flag[..]).collect::<Vec<_>>()[..] {
         [] => round(&chosen),
+        ["--simulated"] => {
+            let simulated: Vec<Mutation> = chosen.iter().filter_map(|m| m.simulated()).collect();
+            round(&simulated.iter().collect::<Vec<_>>())
+        }
         ["--list"] => {
             chosen.iter().for_each(|m| println!("{:44} {}", m.name, m.does));
             Ok(())
@@ -62,44 +74,51 @@ pub(crate) fn run(args: &[String]) -> Result<(), String> {
 
 fn round(chosen: &[&Mutation]) -> Result<(), String> {
     let tree = Tree::lay_out()?;
-    let tests: BTreeSet<&Test> = chosen.iter().flat_map(|m| &m.tests).collect();
-    println!("as it is: {} tests", tests.len());
-    let verdicts = tree.try_out(&tests, None)?;
-    if let Some((test, verdict)) = verdicts.iter().find(|(_, verdict)| !matches!(verdict, Verdict::Passed)) {
-        return Err(format!("{test} does not pass without any mutation: {verdict:?}"));
-    }
-    let mut unlike = Vec::new();
-    for mutation in chosen {
-        let start = Instant::now();
-        let outcome =
-            match tree.with(mutation, || tree.try_out(&mutation.tests.iter().collect(), mutation.seeds)) {
-                Ok(outcome) => outcome,
-                Err(why) => {
-                    println!("fails   {why}");
-                    unlike.push(why);
-                    continue;
-                }
-            };
-        let took = start.elapsed().as_secs_f64();
-        let passed: Vec<&Test> =
-            outcome.iter().filter(|(_, v)| matches!(v, Verdict::Passed)).map(|(test, _)| *test).collect();
-        let killed = passed.is_empty();
-        println!("{:7} {:44} {took:5.1} s", if killed { "killed" } else { "lived" }, mutation.name);
-        for (test, verdict) in &outcome {
-            match verdict {
-                Verdict::Passed => println!("        {test} passed"),
-                Verdict::Failed(why) => println!("        {test}: {why}"),
-            }
-        }
-        match (&mutation.lives, killed) {
-            (None, false) => unlike.push(format!("{} lived: {}", mutation.name, mutation.does)),
-            (Some(_), true) => unlike.push(format!("{} is said to live, and was killed", mutation.name)),
-            (Some(why), false) => println!("        as it should: {why}"),
-            (None, true) => {}
-        }
-    }
+    let (together, others): (Vec<&Mutation>, Vec<&Mutation>) =
+        chosen.iter().partition(|m| m.computes() && switch::all(&[m], source).is_ok());
+    let mut unlike = tree.together(&together)?;
+    unlike.extend(tree.one_by_one(&others)?);
     println!("{} mutations, {} not as they should be", chosen.len(), unlike.len());
     if unlike.is_empty() { Ok(()) } else { Err(format!("\n  {}", unlike.join("\n  "))) }
+}
+
+/// A file of the sources.
+fn source(name: &str) -> Result<String, String> {
+    fs::read_to_string(root().join(name)).map_err(|e| format!("{name}: {e}"))
+}
+
+/// Says what tests said of a mutation: what is not as it should be.
+fn judge(mutation: &Mutation, outcome: &[(&Test, Verdict)], took: Duration) -> Option<String> {
+    let killed = !outcome.iter().any(|(_, verdict)| matches!(verdict, Verdict::Passed));
+    let mut said = format!(
+        "{:7} {:52} {:6.1} s",
+        if killed { "killed" } else { "lived" },
+        mutation.name,
+        took.as_secs_f64()
+    );
+    for (test, verdict) in outcome {
+        said += &match verdict {
+            Verdict::Passed => format!("\n        {test} passed"),
+            Verdict::Failed(why) => format!("\n        {test}: {why}"),
+        };
+    }
+    if let (Some(why), false) = (&mutation.lives, killed) {
+        said += &format!("\n        as it should: {why}");
+    }
+    println!("{said}");
+    match (&mutation.lives, killed) {
+        (None, false) => Some(format!("{} lived: {}", mutation.name, mutation.does)),
+        (Some(_), true) => Some(format!("{} is said to live, and was killed", mutation.name)),
+        _ => None,
+    }
+}
+
+/// None of these may fail on the sources as they are.
+fn all_pass(verdicts: &[(&Test, Verdict)]) -> Result<(), String> {
+    match verdicts.iter().find(|(_, verdict)| !matches!(verdict, Verdict::Passed)) {
+        Some((test, verdict)) => Err(format!("{test} does not pass without any mutation: {verdict:?}")),
+        None => Ok(()),
+    }
 }
 
 /// What a test said.
@@ -160,56 +179,116 @@ impl Tree {
     /// Does something while a mutation is applied.
     fn with<T>(&self, mutation: &Mutation, act: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
         let files = mutation.apply(&root())?;
-        for (name, text) in &files {
-            self.store(Path::new(name), text.as_bytes())?;
+        self.holding(files, act).map_err(|why| format!("{}: {why}", mutation.name))
+    }
+
+    /// Does something while files say something else.
+    fn holding<T>(
+        &self,
+        files: impl IntoIterator<Item = (String, String)>,
+        act: impl FnOnce() -> Result<T, String>,
+    ) -> Result<T, String> {
+        let mut names = Vec::new();
+        for (name, text) in files {
+            self.store(Path::new(&name), text.as_bytes())?;
+            names.push(name);
         }
-        let outcome = act().map_err(|why| format!("{}: {why}", mutation.name));
-        for (name, _) in &files {
-            let bytes = fs::read(root().join(name)).map_err(|e| format!("{name}: {e}"))?;
-            self.store(Path::new(name), &bytes)?;
+        let outcome = act();
+        for name in names {
+            self.store(Path::new(&name), source(&name)?.as_bytes())?;
         }
         outcome
     }
 
-    /// Builds these tests and runs them, with so many seeds if that is said.
-    fn try_out<'t>(
-        &self,
-        tests: &BTreeSet<&'t Test>,
-        seeds: Option<u64>,
-    ) -> Result<Vec<(&'t Test, Verdict)>, String> {
-        let mut verdicts = Vec::new();
-        let packages: BTreeSet<&str> = tests.iter().map(|test| &test.package[..]).collect();
-        for package in packages {
-            let of_it = tests.iter().copied().filter(|test| test.package == package);
-            // Modules of one executable are run one by one, as `cargo xtask test` does.
-            let mut runs: BTreeMap<(String, &str), Vec<(&'t Test, String)>> = BTreeMap::new();
-            for test in of_it {
-                let (target, name) = test.built(&self.at);
-                runs.entry((target, &test.program)).or_default().push((test, name));
-            }
-            let programs = self.build(package, &runs.keys().map(|(target, _)| &target[..]).collect())?;
-            for ((target, _), tests) in &runs {
-                let program =
-                    programs.get(target).ok_or_else(|| format!("{package} has no tests {target}"))?;
-                let names: Vec<&str> = tests.iter().map(|(_, name)| &name[..]).collect();
-                let said = self.run(package, program, &names, seeds)?;
-                verdicts.extend(tests.iter().map(|(test, name)| (*test, said.of(name))));
+    /// Builds and runs the tests of each mutation: what is not as it should be.
+    fn one_by_one(&self, chosen: &[&Mutation]) -> Result<Vec<String>, String> {
+        if chosen.is_empty() {
+            return Ok(Vec::new());
+        }
+        let tests: BTreeSet<&Test> = chosen.iter().flat_map(|m| &m.tests).collect();
+        println!("as it is: {} tests", tests.len());
+        all_pass(&self.built(&tests, false)?.try_out(&tests, 0, None)?)?;
+        let mut unlike = Vec::new();
+        for mutation in chosen {
+            let start = Instant::now();
+            let tests = mutation.tests.iter().collect();
+            match self.with(mutation, || self.built(&tests, false)?.try_out(&tests, 0, mutation.seeds)) {
+                Ok(outcome) => unlike.extend(judge(mutation, &outcome, start.elapsed())),
+                Err(why) => {
+                    println!("fails   {why}");
+                    unlike.push(why);
+                }
             }
         }
-        Ok(verdicts)
+        Ok(unlike)
     }
 
-    fn build(&self, package: &str, targets: &BTreeSet<&str>) -> Result<BTreeMap<String, PathBuf>, String> {
+    /// The same of mutations that are all in one build, and run as many at a time as there are cores.
+    fn together(&self, chosen: &[&Mutation]) -> Result<Vec<String>, String> {
+        if chosen.is_empty() {
+            return Ok(Vec::new());
+        }
+        let tests: BTreeSet<&Test> = chosen.iter().flat_map(|m| &m.tests).collect();
+        println!("as it is, {} mutations in one build: {} tests", chosen.len(), tests.len());
+        let files = switch::all(chosen, source)?;
+        let programs = self.holding(files, || self.built(&tests, true))?;
+        all_pass(&programs.try_out(&tests, 0, None)?)?;
+        let (next, unlike) = (Mutex::new(chosen.iter().enumerate()), Mutex::new(Vec::new()));
+        let work = || {
+            loop {
+                let Some((n, mutation)) = next.lock().expect("nobody panics").next() else {
+                    return Ok::<(), String>(());
+                };
+                let start = Instant::now();
+                let outcome = programs.try_out(&mutation.tests.iter().collect(), n + 1, mutation.seeds)?;
+                unlike.lock().expect("nobody panics").extend(judge(mutation, &outcome, start.elapsed()));
+            }
+        };
+        std::thread::scope(|scope| {
+            let count = std::thread::available_parallelism().map_or(1, usize::from);
+            let workers: Vec<_> = (0..count).map(|_| scope.spawn(work)).collect();
+            workers.into_iter().try_for_each(|worker| worker.join().expect("it reports"))
+        })?;
+        Ok(unlike.into_inner().expect("nobody panics"))
+    }
+
+    /// Builds these tests, so that they are fast if that is said.
+    fn built(&self, tests: &BTreeSet<&Test>, fast: bool) -> Result<Programs<'_>, String> {
+        let mut made = BTreeMap::new();
+        let packages: BTreeSet<&str> = tests.iter().map(|test| &test.package[..]).collect();
+        for package in packages {
+            let of_it = tests.iter().filter(|test| test.package == package);
+            let targets: BTreeSet<String> = of_it.map(|test| test.built(&self.at).0).collect();
+            let programs = self.build(package, &targets, fast)?;
+            if let Some(target) = targets.iter().find(|target| !programs.contains_key(*target)) {
+                return Err(format!("{package} has no tests {target}"));
+            }
+            made.insert(package.to_owned(), programs);
+        }
+        Ok(Programs { tree: self, made })
+    }
+
+    fn build(
+        &self,
+        package: &str,
+        targets: &BTreeSet<String>,
+        fast: bool,
+    ) -> Result<BTreeMap<String, PathBuf>, String> {
         let mut build = Command::new(env!("CARGO"));
         build.args(["test", "--locked", "--no-run", "--message-format=json-render-diagnostics", "-p"]);
         let name = deps::name(package);
         build.arg(&name);
-        // What is built again for each mutation needs no debugger, and is built longer than it runs.
-        for setting in ["debug=0", "opt-level=0"] {
-            build.arg("--config").arg(format!("profile.dev.package.{name}.{setting}"));
-        }
+        // What is built again for each mutation needs no debugger, and is built longer than it runs. What has them all runs longer.
+        let settings: Vec<String> = if fast {
+            ["opt-level=3", "debug=0", "incremental=false"]
+                .map(|setting| format!("profile.dev.{setting}"))
+                .into()
+        } else {
+            ["debug=0", "opt-level=0"].map(|setting| format!("profile.dev.package.{name}.{setting}")).into()
+        };
+        settings.iter().for_each(|setting| _ = build.arg("--config").arg(setting));
         for target in targets {
-            match *target {
+            match &target[..] {
                 "lib" => build.arg("--lib"),
                 name => build.args(["--test", name]),
             };
@@ -228,11 +307,19 @@ impl Tree {
         Ok(programs(&String::from_utf8_lossy(&output.stdout)))
     }
 
-    fn run(&self, package: &str, program: &Path, names: &[&str], seeds: Option<u64>) -> Result<Said, String> {
+    fn run(
+        &self,
+        package: &str,
+        program: &Path,
+        names: &[&str],
+        which: usize,
+        seeds: Option<Range<u64>>,
+    ) -> Result<Said, String> {
         let mut command = Command::new(program);
         command.arg("--exact").args(names).current_dir(self.at.join("crates").join(package));
+        command.env(switch::WHICH, which.to_string());
         if let Some(seeds) = seeds {
-            command.env("REMANENCE_SEEDS", format!("0..{seeds}"));
+            command.env("REMANENCE_SEEDS", format!("{}..{}", seeds.start, seeds.end));
         }
         // A group of its own, so that whatever it starts can be ended with it.
         command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -260,6 +347,53 @@ impl Tree {
             let text = out.join().expect("it reads") + &err.join().expect("it reads");
             Ok(Said { text, stopped })
         })
+    }
+}
+
+/// Test programs that were built, by their packages and targets.
+struct Programs<'t> {
+    tree: &'t Tree,
+    made: BTreeMap<String, BTreeMap<String, PathBuf>>,
+}
+
+impl Programs<'_> {
+    /// Runs these tests, with this one of the mutations that are in them, and simulations with so many seeds if that is said.
+    fn try_out<'t>(
+        &self,
+        tests: &BTreeSet<&'t Test>,
+        which: usize,
+        seeds: Option<u64>,
+    ) -> Result<Vec<(&'t Test, Verdict)>, String> {
+        // Modules of one executable are run one by one, as `cargo xtask test` does; a simulation with many seeds ends with the first that
+        // fails.
+        let mut runs: BTreeMap<_, Vec<(&'t Test, String)>> = BTreeMap::new();
+        for (n, test) in tests.iter().enumerate() {
+            let (target, name) = test.built(&self.tree.at);
+            let own = seeds.filter(|_| test.package == SIMULATOR).map(|_| n);
+            runs.entry((&test.package, target, &test.program, own)).or_default().push((test, name));
+        }
+        let mut verdicts = Vec::new();
+        for ((package, target, _, own), tests) in &runs {
+            let program = &self.made[&package[..]][target];
+            let names: Vec<&str> = tests.iter().map(|(_, name)| &name[..]).collect();
+            let parts: Vec<Option<Range<u64>>> = match (seeds, own) {
+                (Some(seeds), Some(_)) => {
+                    let from = (0..seeds).step_by(AT_ONCE as usize);
+                    from.map(|from| Some(from..seeds.min(from + AT_ONCE))).collect()
+                }
+                (seeds, _) => vec![seeds.map(|seeds| 0..seeds)],
+            };
+            let mut said = Vec::new();
+            for seeds in parts {
+                let part = self.tree.run(package, program, &names, which, seeds)?;
+                said = tests.iter().map(|(test, name)| (*test, part.of(name))).collect();
+                if said.iter().any(|(_, verdict)| !matches!(verdict, Verdict::Passed)) {
+                    break;
+                }
+            }
+            verdicts.extend(said);
+        }
+        Ok(verdicts)
     }
 }
 

@@ -187,6 +187,9 @@ impl<S: Service> Plan<S> {
     }
 }
 
+/// Events that the search for a smaller plan may take, beside those of its last run: a few runs that come to no end.
+const SHRINKING_EVENTS: u64 = 2_000_000;
+
 /// Runs a seed. One that fails is shrunk, and what is left is run once more to tell its story.
 #[must_use]
 pub fn run<S: Service>(seed: u64, params: &Params) -> Outcome<S> {
@@ -200,7 +203,16 @@ pub fn run_shrunk<S: Service>(seed: u64, plan: &Plan<S>, params: &Params) -> Out
     if outcome.passed() {
         return outcome;
     }
-    let plan = shrink(plan, params.shrinking, Plan::less, |less| !S::run(less, seed, 0).passed());
+    let mut events = 0;
+    let plan = shrink(plan, params.shrinking, Plan::less, |less| {
+        // What comes to no end fails only when it has taken all that a run may.
+        if events > SHRINKING_EVENTS {
+            return false;
+        }
+        let outcome = S::run(less, seed, 0);
+        events += outcome.counts.events;
+        !outcome.passed()
+    });
     S::run(&plan, seed, params.trace_lines)
 }
 

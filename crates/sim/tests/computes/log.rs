@@ -62,32 +62,52 @@ fn a_writer_that_loses_all_connections_in_the_middle_of_an_append_comes_to_its_e
     assert!(cut > 5, "{cut}");
 }
 
-/// The earlier writer hears servers 0 and 1, the later one has the promises of 1 and 2, and what 1 has promised goes with its disk.
-#[test]
-fn a_server_without_its_disk_does_not_count_for_a_writer_that_was_replaced() {
+/// The earlier writer hears all servers but the last one, the later one has the promises of that and of some that the earlier one hears too,
+/// and what these have promised goes with their disks.
+fn replaced_where_disks_are_lost(quorum: (u16, u16)) {
+    let (servers, acks) = (usize::from(quorum.0), usize::from(quorum.1));
     let (mut lost, mut replaced) = (0, 0);
     for seed in remanence_effort::seeds(60) {
-        let (earlier, later) = if seed % 2 == 0 { (3, 4) } else { (4, 3) };
+        let (earlier, later) = if seed % 2 == 0 { (servers, servers + 1) } else { (servers + 1, servers) };
         let mut plan = calm();
+        (plan.servers, plan.acks, plan.segments) = (quorum.0, quorum.1, vec![400; servers]);
         (plan.writers, plan.records, plan.window) = (2, 5000, 4);
-        plan.speeds = Speeds { links: vec![1_000; 6], jitter: 0, disks: vec![2_000; 6], retry: 2 * MS };
-        (plan.clocks, plan.grace) = (vec![Clock::default(); 6], vec![MS / 2; 3]);
+        let nodes = servers + 3;
+        plan.speeds =
+            Speeds { links: vec![1_000; nodes], jitter: 0, disks: vec![2_000; nodes], retry: 2 * MS };
+        (plan.clocks, plan.grace) = (vec![Clock::default(); nodes], vec![MS / 2; 3]);
         let apart =
             |server, from, to, writer| fault(server, from, to - from, Kind::Partition(writer, Way::Both));
-        plan.faults = vec![
-            apart(1, 15 * MS, 30 * MS, earlier),
-            apart(2, 15 * MS, 45 * MS, earlier),
+        plan.faults = vec![apart(servers - 1, 15 * MS, 45 * MS, earlier)];
+        for server in 0..acks - 1 {
             // All make a new log.
-            apart(0, 12 * MS, 45 * MS, later),
-            fault(1, 28 * MS, MS, Kind::DiskLost),
-            apart(1, 28 * MS, 45 * MS, later),
-        ];
+            plan.faults.push(apart(server, 12 * MS, 45 * MS, later));
+        }
+        // One after the other.
+        plan.speeds.links[servers - 2] = 40_000;
+        for server in acks - 1..servers - 1 {
+            plan.faults.extend([
+                apart(server, 15 * MS, 30 * MS, earlier),
+                fault(server, 28 * MS, MS, Kind::DiskLost),
+                apart(server, 28 * MS, 45 * MS, later),
+            ]);
+        }
         let outcome = run_plan(seed, &plan, 0);
         passes(&outcome);
         lost += outcome.counts.disks_lost;
         replaced += u64::from(outcome.work.opened > 2);
     }
     assert!(lost > 30 && replaced > 10, "{lost} {replaced}");
+}
+
+#[test]
+fn a_server_without_its_disk_does_not_count_for_a_writer_that_was_replaced() {
+    replaced_where_disks_are_lost((3, 2));
+}
+
+#[test]
+fn servers_without_their_disks_confirm_nothing_for_each_other() {
+    replaced_where_disks_are_lost((5, 3));
 }
 
 /// What a writer has sent before it lost its connections arrives when the places that it is for have later records.
@@ -124,6 +144,7 @@ fn calm() -> Plan {
     (plan.writers, plan.sessions, plan.records) = (1, 1, 200);
     (plan.payload, plan.window, plan.pause, plan.depth) = (40, 1, 100_000, 16);
     (plan.grace, plan.patience, plan.heals) = (vec![1_000_000; 2], 100_000_000, 60_000_000);
+    (plan.reconnect, plan.follows) = (700_000, None);
     plan.speeds = Speeds { links: vec![1_000; 5], jitter: 0, disks: vec![2_000; 5], retry: 20_000_000 };
     plan.clocks = vec![Clock::default(); 5];
     plan.faults = Vec::new();
@@ -219,10 +240,21 @@ fn a_record_that_rots_is_found_and_put_right() {
 /// 360 (three of five) a server that was begun anew below what it had.
 #[test]
 fn seeds_that_found_something() {
-    [434, 501, 688].iter().for_each(|seed| passes(&run::<Log>(*seed, &Params::default())));
-    passes(&run::<Log>(2943, &Params { mode: Some(Mode::Singleton), ..of(5, 3) }));
-    passes(&run::<Log>(42, &of(2, 1)));
-    passes(&run::<Log>(360, &of(5, 3)));
+    let (usual, singleton) = (Params::default(), Some(Mode::Singleton));
+    for (seed, params) in [
+        (434, usual),
+        (501, usual),
+        (688, usual),
+        (2943, Params { mode: singleton, ..of(5, 3) }),
+        (42, of(2, 1)),
+        (360, of(5, 3)),
+    ] {
+        passes(&run::<Log>(seed, &params));
+        // Without what seeds did not draw then.
+        let mut plan = Plan::draw(seed, &params);
+        (plan.reconnect, plan.follows) = (700_000, None);
+        passes(&run_plan(seed, &plan, 0));
+    }
 }
 
 /// The records that it had acknowledged are on one other server, which then is away while the log is opened.

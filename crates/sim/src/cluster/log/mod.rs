@@ -9,6 +9,7 @@
 //!   byte for byte, unless somebody gave it up;
 //! - at any time what was acknowledged lies durably on as many servers as acknowledge, but for those that have lost their disks
 //!   (`durable.rs`);
+//! - a reader from afar does not go on with what was acknowledged behind something else;
 //! - who is told of a later writer before it has changed anything changes nothing;
 //! - no crash is taken for damage;
 //! - when all faults are over, the sessions of usual writers come to their ends within a bounded time: what they append is
@@ -17,6 +18,7 @@
 //!   connections in the middle of that.
 
 mod durable;
+mod follower;
 mod oracle;
 pub(super) mod plan;
 pub(super) mod server;

@@ -33,6 +33,8 @@ Work {
     cut,
     /// Groups that were closed in order.
     closed,
+    /// Times that a reader from afar noticed that what it had read was cut off, or what it wanted trimmed.
+    read_anew,
     /// Connections that a server cut, as another writer came.
     shut_out,
     /// Sessions of usual writers that were under way when all faults were over, and came to their ends.
@@ -107,6 +109,11 @@ impl Oracle {
     /// What was acknowledged, from a number on.
     pub(super) fn from(&self, first: u64) -> impl Iterator<Item = (u64, &[u8])> {
         self.acknowledged.range(first..).map(|(sequence, (bytes, _))| (*sequence, &bytes[..]))
+    }
+
+    /// The last epoch in which the log was opened.
+    pub(super) fn latest(&self) -> Option<Epoch> {
+        self.opened.keys().next_back().copied()
     }
 
     /// A writer has opened the log, which goes on with this number.

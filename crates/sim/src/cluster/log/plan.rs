@@ -48,6 +48,10 @@ pub struct Log {
     pub grace: Vec<u64>,
     /// How long a server may leave something unanswered, in nanoseconds.
     pub patience: u64,
+    /// How long a connection that was lost is left alone, in nanoseconds.
+    pub reconnect: u64,
+    /// Beside each writer somebody reads the log of one server, and looks every so many nanoseconds whether there is more.
+    pub follows: Option<u64>,
     /// The last writer comes when the usual ones have come to their ends, which they must. They do not open the log any more when all faults
     /// are over.
     pub lets_end: bool,
@@ -104,6 +108,8 @@ impl Service for Log {
                 depth: rng.pick(&[1, 2, 16, 16]),
                 grace: (0..=writers).map(|_| grace(rng)).collect(),
                 patience: rng.pick(&[2_000_000, 10_000_000, 100_000_000]),
+                reconnect: 700_000,
+                follows: None,
                 lets_end: false,
             },
             speeds: speeds(rng, nodes, slow),
@@ -112,6 +118,18 @@ impl Service for Log {
             faults: (0..).zip(faults).collect(),
         };
         plan.lets_end = rng.one_in(2);
+        let rng = &mut Rng::new(seed, 13);
+        if rng.one_in(4) {
+            // Before whoever was told to ask again does.
+            plan.reconnect = 10_000;
+        }
+        if rng.one_in(50) {
+            // Logs of which not all is read at a time.
+            (plan.segment, plan.payload) = (64 << 10, 30_000);
+            plan.segments.iter_mut().for_each(|segments| *segments = 6 + *segments % 4);
+            (plan.records, plan.sessions) = (plan.records.max(20), 3);
+        }
+        plan.follows = rng.one_in(3).then_some(100_000);
         plan
     }
 

@@ -9,11 +9,11 @@ use remanence_coord::log::format::superblock::Uuid;
 use remanence_coord::log::proto::{Request, emit_reply};
 use remanence_coord::log::serve::{Holder, Sessions};
 use remanence_coord::log::walk::Local;
-use remanence_coord::log::{Geometry, Make, Mode, Reader, Store};
+use remanence_coord::log::{Epoch, Geometry, Make, Mode, Reader, Refused, Status, Store};
 use remanence_pmem::{Medium as _, PersistenceDomain};
 
 use super::oracle::Oracle;
-use crate::cluster::core::{Core, Host, blank_disk};
+use crate::cluster::core::{ConnectionId, Core, Host, blank_disk};
 use crate::cluster::disk::Disk;
 use crate::cluster::{Input, Moment};
 use crate::rng::Rng;
@@ -57,10 +57,18 @@ pub(in crate::cluster) fn new_log(made: u64, seed: u64, mode: Mode, segment: u64
     Make { mode, geometry, uuid: Uuid(name), salt: made ^ seed << 8 }
 }
 
+/// A session that is promised nothing.
+const STRANGER: u64 = u64::MAX;
+
 pub(in crate::cluster) struct Server {
     store: Store<Disk>,
     holder: Holder,
+    /// Who was told to ask again for which promise, and how often others were since.
+    told: Option<(Epoch, ConnectionId, u32)>,
 }
+
+/// So often at least others are to ask again for the sake of who was told so before.
+const PATIENCE: u32 = 200;
 
 /// The connections of a server as sessions.
 struct Connections<'a, 'b, O>(&'a mut Host<'b, O>);
@@ -106,7 +114,8 @@ pub(super) fn may_be_lost<O>(core: &Core<O>, node: usize, (servers, acks): (u16,
     lost.len() == usize::from(servers) || others + 1 < usize::from(acks)
 }
 
-/// Flips a bit in the header of a record below that number, if there is one.
+/// Flips a bit in the header of a record below that number, if there is one; or has the tail word say that the log ends earlier, where a later
+/// record proves that it does not.
 pub(super) fn rot(disk: &Disk, remembered: u64, salt: u64) -> bool {
     let Ok(store) = Store::open(disk.durable()) else { return false };
     let rules = store.rules();
@@ -119,6 +128,19 @@ pub(super) fn rot(disk: &Disk, remembered: u64, salt: u64) -> bool {
     let mut rng = Rng::new(salt, 21);
     if places.is_empty() || store.damage().is_some() {
         return false;
+    }
+    if store.superblock().mode == Mode::Compound && rng.one_in(2) {
+        let mut ends = Vec::new();
+        while let Ok(Ok(found)) = rules.next(&mut Local(store.medium()), &at, &mut payload) {
+            let Ok(proof) = rules.proof(&mut Local(store.medium()), &at);
+            ends.extend(proof.map(|_| at.position));
+            at = found.after;
+        }
+        if !ends.is_empty() {
+            let word = store.tail_word();
+            disk.store_u64(word, rng.pick(&ends).to_le());
+            return disk.persist(word..word + 8).is_ok();
+        }
     }
     let offset = rng.pick(&places) + rng.below(HEADER_LEN);
     let mut byte = [0];
@@ -163,7 +185,7 @@ impl Server {
         match (store.damage(), host.known().rot(host.node())) {
             (Some(damage), Rot::None) => Err(format!("a crash is taken for damage: {damage}")),
             (None, Rot::There) => Err("what has rotted is not noticed".into()),
-            _ => Ok(Self { store, holder: Holder::default() }),
+            _ => Ok(Self { store, holder: Holder::default(), told: None }),
         }
     }
 
@@ -179,10 +201,23 @@ impl Server {
             host.moment(moment(request), Some(connection));
         }
         let asked = request.clone().ok();
+        let (store, session) = (&mut self.store, connection as u64);
         let reply = request.and_then(|request| {
-            let (store, session) = (&mut self.store, connection as u64);
             self.holder.answer(store, &mut Connections(host), session, &request, &mut |_| ())
         });
+        if let Some(Request::Grant { epoch }) = asked {
+            self.is_in_turn(epoch, connection, &reply, host);
+        }
+        let store = &mut self.store;
+        if let Some(request @ (Request::Truncate { .. } | Request::Reset { .. } | Request::Adopt { .. })) =
+            &asked
+        {
+            // Whoever has overheard it.
+            let stranger = self.holder.answer(store, &mut Connections(host), STRANGER, request, &mut |_| ());
+            if !matches!(stranger, Err(Refused::Fenced { .. })) {
+                host.core().wrong(format!("one that was not promised the log may ask for {request:?}"));
+            }
+        }
         host.tell(format_args!(
             "is asked {:?}: {}",
             Request::parse(&bytes).ok(),
@@ -210,6 +245,28 @@ impl Server {
             host.oracle().has_done(node, moment(&asked), done.map(|status| status.tail.sequence));
         }
         host.send(connection, emit_reply(&reply));
+    }
+
+    /// Who was told to ask again for a promise is let in before an earlier writer.
+    fn is_in_turn<O: Serves>(
+        &mut self,
+        epoch: Epoch,
+        connection: ConnectionId,
+        reply: &Result<Status, Refused>,
+        host: &mut Host<'_, O>,
+    ) {
+        let waiting = self.told.filter(|(later, who, _)| *later > epoch && host.is_live(*who));
+        match (reply, waiting) {
+            (Err(Refused::Busy), None) => self.told = Some((epoch, connection, 0)),
+            (Err(Refused::Busy), Some((later, who, times))) => self.told = Some((later, who, times + 1)),
+            (Ok(_), Some((later, _, times))) if times < PATIENCE && host.known().is_fencing() => {
+                host.core().wrong(format!(
+                    "epoch {epoch} is promised before epoch {later}, which was told to ask again"
+                ));
+            }
+            (Ok(_), _) => self.told = None,
+            (Err(_), _) => {}
+        }
     }
 
     /// Looks whether everything that was acknowledged is there, byte for byte.

@@ -10,6 +10,11 @@ use remanence_coord::log::{Epoch, Status};
 
 #[derive(Clone, Default)]
 struct Server {
+    is_up: bool,
+    /// It has a say, or is being made equal, or is fed: others may have to come for that.
+    is_taken_in: bool,
+    /// READs under way.
+    reads: u32,
     /// What is asked of it.
     asked: Option<Request>,
     /// One more than the last record of each update under way.
@@ -41,6 +46,15 @@ impl Tracker {
 
     pub(super) fn connected(&mut self, n: usize) {
         self.lost(n);
+        self.servers[n].is_up = true;
+    }
+
+    pub(super) fn reads(&mut self, n: usize) {
+        self.servers[n].reads += 1;
+    }
+
+    pub(super) fn has_read(&mut self, n: usize) {
+        self.servers[n].reads = self.servers[n].reads.saturating_sub(1);
     }
 
     pub(super) fn lost(&mut self, n: usize) {
@@ -63,7 +77,7 @@ impl Tracker {
 
     /// Nothing is changed by a writer that could know that it is too late: of two that open the log at one moment one gives way.
     fn changes(&mut self, n: usize) -> Result<(), String> {
-        self.has_changed = true;
+        (self.has_changed, self.servers[n].is_taken_in) = (true, true);
         match self.told {
             Some(later) => {
                 Err(format!("server {n} is changed by a writer that was told of epoch {later} before"))
@@ -84,6 +98,7 @@ impl Tracker {
         if server.disk.replace(status.superblock.uuid) != Some(status.superblock.uuid) {
             server.ever = 0;
         }
+        server.is_taken_in |= status.state.adopted != Epoch::NONE && status.damage.is_none();
         match server.asked.take() {
             Some(Request::Grant { .. }) if status.damage.is_none() => {
                 server.has = status.tail.sequence;
@@ -126,6 +141,22 @@ impl Tracker {
         if acknowledged < said {
             return Err(format!(
                 "{acks} servers have the records below {said}, and those below {acknowledged} are acknowledged"
+            ));
+        }
+        let rests =
+            |server: &Server| server.asked.is_none() && server.in_flight.is_empty() && server.reads == 0;
+        let there = self
+            .servers
+            .iter()
+            .filter(|server| server.is_up && (server.adopted || server.is_taken_in))
+            .count();
+        if there < acks
+            && self.servers.iter().all(rests)
+            && machine.enough().is_ok()
+            && !machine.has_actions()
+        {
+            return Err(format!(
+                "nothing is under way, {there} of {acks} servers are there, and nobody is told"
             ));
         }
         Ok(())

@@ -7,7 +7,9 @@ use remanence_coord::log::group::{Action, Event, Machine, NotTaken, Options};
 use remanence_coord::log::proto::{Request, parse_reply};
 use remanence_coord::log::{AppendError, GroupError, Refused};
 
+use super::follower::Follower;
 use super::oracle::Oracle;
+use super::server::Rot;
 use super::tracker::Tracker;
 use crate::cluster::core::Host;
 use crate::cluster::link::{self, Link};
@@ -16,8 +18,6 @@ use crate::rng::{Rng, fill};
 
 /// How long after a session a writer comes again, on average, in nanoseconds.
 const AGAIN: u64 = 400_000;
-/// How long a connection that was lost is left alone, on average.
-const RECONNECT: u64 = 700_000;
 /// How often the last writer looks whether it can go on.
 const LOOK: Duration = Duration::from_millis(1);
 /// Records that the last writer appends when everything has healed.
@@ -34,6 +34,7 @@ pub(super) struct Writer {
     /// Numbers that a session draws, of which no other session has the same.
     nonce: u32,
     state: State,
+    follower: Option<Follower>,
 }
 
 enum State {
@@ -55,6 +56,8 @@ struct Session {
     machine: Machine,
     tracker: Tracker,
     links: Vec<Link>,
+    /// How long a connection that was lost is left alone.
+    reconnect: Duration,
     sent: std::collections::VecDeque<Sent>,
     /// Records that it still appends.
     records: u32,
@@ -106,19 +109,31 @@ impl Writer {
         // In the time of the run: it began at zero.
         let after = if is_last { heals } else { rng.below(heals / 2) / (1 + u64::from(life)) };
         let begin = host.now() + Duration::from_nanos(after);
-        Self { rng, number, is_last, nonce: life << 8, state: State::Away(begin) }
+        let follower = Follower::boot(host).filter(|_| !is_last);
+        Self { rng, number, is_last, nonce: life << 8, state: State::Away(begin), follower }
     }
 
     pub(super) fn deadline(&self) -> Option<Duration> {
-        match &self.state {
+        let own = match &self.state {
             State::Away(until) => Some(*until),
             State::Gone => None,
             State::Working(session) => session.deadline(self.is_last),
-        }
+        };
+        own.into_iter().chain(self.follower.as_ref().and_then(Follower::deadline)).min()
     }
 
     pub(super) fn on(&mut self, input: Input, host: &mut Host<'_, Oracle>) {
         let now = host.now();
+        if let Some(follower) = &mut self.follower {
+            let connection = input.connection();
+            if connection.is_some() && connection == follower.connection() {
+                return follower.on(Some(input), host);
+            }
+            follower.on(None, host);
+            if host.core().now() >= host.known().plan.heals {
+                self.follower = None;
+            }
+        }
         if let State::Away(until) = self.state {
             if now >= until {
                 self.begin(now, host);
@@ -175,7 +190,7 @@ impl Writer {
             .depth(plan.depth)
             .grace(Duration::from_nanos(plan.grace[self.number]))
             .patience(Duration::from_nanos(plan.patience));
-        let heals = plan.heals;
+        let (heals, reconnect) = (plan.heals, Duration::from_nanos(plan.reconnect));
         let records = self.rng.below(u64::from(plan.records) + 1) as u32;
         let is_cut = self.is_last && oracle.work.cut_within == 0 && self.rng.one_in(2);
         let names = plan.names();
@@ -186,6 +201,7 @@ impl Writer {
             machine,
             tracker: Tracker::new(servers.into()),
             links,
+            reconnect,
             sent: std::collections::VecDeque::new(),
             records,
             next_turn: now,
@@ -241,7 +257,7 @@ impl Session {
                 self.machine.connected(now, n);
             }
             Input::Lost { why, .. } => {
-                self.links[n] = Link::Down(now + Duration::from_nanos(RECONNECT));
+                self.links[n] = Link::Down(now + self.reconnect);
                 self.tracker.lost(n);
                 if was_up {
                     self.machine.handle(now, n, Event::Lost(why.into()));
@@ -264,6 +280,7 @@ impl Session {
             }
             Input::Read { bytes, .. } => {
                 host.tell(format_args!("has read {} bytes of server {n}", bytes.len()));
+                self.tracker.has_read(n);
                 self.machine.handle(now, n, Event::Data(bytes));
             }
             Input::Durable { .. } => {
@@ -302,6 +319,7 @@ impl Session {
             Action::Read { server, offset, len } => {
                 host.tell(format_args!("reads {len} bytes at {offset} of server {server}"));
                 if let Some(connection) = self.links[server].up() {
+                    self.tracker.reads(server);
                     host.read(connection, 0, offset, len);
                 }
             }
@@ -320,7 +338,7 @@ impl Session {
                     host.cut(connection);
                 }
                 self.tracker.lost(server);
-                self.links[server] = Link::Down(now + Duration::from_nanos(RECONNECT));
+                self.links[server] = Link::Down(now + self.reconnect);
             }
         }
     }
@@ -368,7 +386,7 @@ impl Session {
         for n in 0..self.links.len() {
             let Some(connection) = self.links[n].up() else { continue };
             host.cut(connection);
-            self.links[n] = Link::Down(now + Duration::from_nanos(RECONNECT));
+            self.links[n] = Link::Down(now + self.reconnect);
             self.tracker.lost(n);
             self.machine.handle(now, n, Event::Lost("all connections are lost".into()));
         }
@@ -399,7 +417,13 @@ impl Session {
         }
         // A server has promised a later epoch, perhaps of a writer that has never got so far as to open the log: only whoever opens it
         // anew gets all of them. Some do not draw that conclusion at once.
-        let is_fenced = self.machine.lost().iter().any(|(_, why)| why.contains("has taken the log over"));
+        let lost = self.machine.lost();
+        let is_fenced = lost.iter().any(|(_, why)| why.contains("has taken the log over"));
+        if let Some((server, why)) = lost.iter().find(|(_, why)| why.contains("cannot be copied"))
+            && host.known().rotten.iter().all(|rot| *rot == Rot::None)
+        {
+            host.core().wrong(format!("{server} is given up though nothing has rotted: {why}"));
+        }
         if is_fenced && (is_last || rng.one_in(3)) {
             return false;
         }

@@ -32,6 +32,10 @@ pub(super) struct Client {
     connection: Option<ConnectionId>,
     /// It has asked there.
     has_asked: bool,
+    /// A host was asked for the command and has not said that nothing was done.
+    is_unknown: bool,
+    /// It was told that its session has ended, and asks another host, which must say so too.
+    is_ended: bool,
     /// Hosts that were asked for the command in vain: the next one is given more time each time, as it may have to open the log first.
     attempts: u32,
     /// When it goes on, whatever has come.
@@ -58,6 +62,8 @@ impl Client {
             host: rng.index(oracle.plan.hosts.into()),
             connection: None,
             has_asked: false,
+            is_unknown: false,
+            is_ended: false,
             attempts: 0,
             next: Some(now + Duration::from_nanos(after)),
             rng,
@@ -74,6 +80,7 @@ impl Client {
             Input::Connected { connection } if self.connection == Some(connection) => self.ask(now, node),
             Input::Lost { connection, .. } if self.connection == Some(connection) => {
                 self.connection = None;
+                self.is_unknown |= self.has_asked;
                 self.another_host(now, node);
             }
             Input::Message { connection, bytes } if self.connection == Some(connection) => {
@@ -93,6 +100,7 @@ impl Client {
             return;
         }
         if self.connection.is_some() && self.has_asked {
+            self.is_unknown = true;
             self.another_host(now, node);
         } else if self.connection.is_none() {
             let host = usize::from(node.known().plan.servers) + self.host;
@@ -130,7 +138,7 @@ impl Client {
         let is_add = if is_last { self.left > 0 } else { !self.rng.one_in(5) };
         oracle.begins(number, is_add);
         self.command += 1;
-        self.running = Some(is_add);
+        (self.running, self.is_unknown) = (Some(is_add), false);
         if self.connection.is_some() {
             self.ask(now, node);
             return false;
@@ -162,12 +170,30 @@ impl Client {
                 (self.session, self.command) = (Some(session), 1);
                 self.ask(now, node);
             }
+            Reply::Done(_) if self.is_ended => {
+                node.core().wrong("a session goes on of which was said that it has ended".into());
+            }
             Reply::Done(bytes) if self.session.is_some() => {
                 let value = bytes.try_into().map_or(u64::MAX, u64::from_le_bytes);
                 node.oracle().ends(self.number, value);
                 self.is_idle(now, node);
+                if self.is_last {
+                    // Each host can be had now, whatever it has met before.
+                    self.leave(node);
+                    self.host = (self.host + 1) % usize::from(node.known().plan.hosts);
+                }
+            }
+            Reply::Refused(Refusal::Expired) if self.session.is_some() && self.is_last => {
+                node.core().wrong("the session of the only client that is left has ended".into());
+            }
+            Reply::Refused(Refusal::Expired)
+                if self.session.is_some() && !self.is_ended && self.rng.one_in(3) =>
+            {
+                (self.is_ended, self.is_unknown) = (true, true);
+                self.another_host(now, node);
             }
             Reply::Refused(Refusal::Expired) if self.session.is_some() => {
+                self.is_ended = false;
                 node.oracle().work.expired += 1;
                 node.oracle().forgets(self.number);
                 self.session = None;
@@ -175,9 +201,18 @@ impl Client {
             }
             Reply::Refused(
                 Refusal::Busy | Refusal::Full | Refusal::Late | Refusal::TooFew(_) | Refusal::Replaced(_),
-            )
-            | Reply::Unknown(_) => {
+            ) => {
                 node.oracle().work.refused += 1;
+                self.another_host(now, node);
+                // Nothing was done, if no other host was asked.
+                if !self.is_last && !self.is_unknown && self.rng.one_in(3) {
+                    node.oracle().takes_back(self.number);
+                    (self.running, self.attempts) = (None, 0);
+                }
+            }
+            Reply::Unknown(_) => {
+                node.oracle().work.refused += 1;
+                self.is_unknown = true;
                 self.another_host(now, node);
             }
             other => node.core().wrong(format!("a client is told {other:?}, which cannot be")),
@@ -190,14 +225,21 @@ impl Client {
         self.next = Some(now + Duration::from_nanos(1 + self.rng.exponential(pause)));
     }
 
-    /// Leaves this host, and asks the next one a little later. What it has asked here may still be carried out.
-    fn another_host(&mut self, now: Duration, node: &mut Node<'_, Oracle>) {
+    fn leave(&mut self, node: &mut Node<'_, Oracle>) {
         if let Some(connection) = self.connection.take() {
             node.cut(connection);
         }
+    }
+
+    /// Leaves this host, and asks the next one a little later; the last client the same one again, as each must come to serve. What it has
+    /// asked here may still be carried out.
+    fn another_host(&mut self, now: Duration, node: &mut Node<'_, Oracle>) {
+        self.leave(node);
         node.oracle().work.sent_again += u64::from(std::mem::take(&mut self.has_asked));
         self.attempts += 1;
-        self.host = (self.host + 1) % usize::from(node.known().plan.hosts);
+        if !self.is_last {
+            self.host = (self.host + 1) % usize::from(node.known().plan.hosts);
+        }
         self.next = Some(now + Duration::from_nanos(1 + self.rng.exponential(AGAIN)));
     }
 }

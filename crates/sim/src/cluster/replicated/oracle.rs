@@ -60,6 +60,8 @@ Work {
     done,
     /// Those of which nothing is known.
     unknown,
+    /// Those that were refused and not sent again.
+    taken_back,
     /// Requests that were sent once more.
     sent_again,
     /// Answers that something was refused, or that nothing is known.
@@ -142,6 +144,11 @@ impl Oracle {
             self.work.unknown += 1;
             self.history.push(Op { is_add, client, invoked, returned: NEVER, value: 0 });
         }
+    }
+
+    /// It was refused, and nothing was done: its client does not ask for it again.
+    pub(super) fn takes_back(&mut self, client: usize) {
+        self.work.taken_back += u64::from(self.running.remove(&client).is_some());
     }
 
     /// Whether somebody waits for an answer.

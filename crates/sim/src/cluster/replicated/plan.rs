@@ -59,7 +59,7 @@ impl Service for Replicated {
         let scene = Scene { servers: servers.into(), clients: others, among_servers: false, ends: heals };
         let faults = fault::draw(&mut Rng::new(seed, 41), &scene);
         let mode = if rng.one_in(3) { Mode::Compound } else { Mode::Singleton };
-        Plan {
+        let mut plan = Plan {
             servers,
             acks,
             guarded: params.guarded,
@@ -85,7 +85,12 @@ impl Service for Replicated {
             clocks: Clock::draw(rng, nodes, &PPM),
             heals,
             faults: (0..).zip(faults).collect(),
+        };
+        if Rng::new(seed, 42).one_in(4) {
+            // Longer than a host waits for what it has appended.
+            plan.endurance = 2 * (30_000_000 + plan.patience);
         }
+        plan
     }
 
     fn run(plan: &Plan<Self>, seed: u64, trace_lines: usize) -> Outcome<Self> {
