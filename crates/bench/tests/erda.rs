@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use remanence_bench::effort::Effort;
 use remanence_bench::erda::{self, Carrier, Options, Part, figure};
 use remanence_bench::report::Report;
+use remanence_bench::server_load::ServerLoad;
 use serde_json::Value;
 
 fn main() -> ExitCode {
@@ -60,7 +61,7 @@ fn has(report: &Report, op: &str, series: &str, metric: &str) -> bool {
 
 /// Every series of every figure was measured, but where a burst was dropped as the cores changed their state.
 fn whole(report: &Report) {
-    let dropped = report.params["dropped"].as_u64().expect("it is counted");
+    let dropped = report.params["dropped_bursts"].as_u64().expect("it is counted");
     let mut missing = BTreeSet::new();
     let mut want = |op: &str, series: &str, metric: &str| {
         if !has(report, op, series, metric) {
@@ -69,14 +70,16 @@ fn whole(report: &Report) {
     };
     for mix in ["YCSB-A", "YCSB-B", "YCSB-C", "update-only"] {
         for name in ["Erda, two READs", "Erda", "Erda, durable", "Redo Logging", "Read After Write"] {
-            for state in ["idle", "busy"] {
-                let series = format!("{name}/{state}");
+            for load in ServerLoad::ALL {
+                let series = load.series(name);
                 want(&format!("{mix} each"), &series, "latency");
                 want(&format!("{mix} mean"), &series, "latency");
                 want(&format!("{mix} application"), &series, "cpu");
                 want(&format!("{mix} application"), &series, "messages");
                 want(&format!("{mix} server process"), &series, "cpu");
-                want(&format!("{mix} by threads"), &series, "rate");
+                if [ServerLoad::IDLE, ServerLoad::BUSY].contains(&load) {
+                    want(&format!("{mix} by threads"), &series, "rate");
+                }
             }
         }
     }
@@ -118,7 +121,7 @@ fn whole(report: &Report) {
         assert!(bar.value.is_none_or(|value| value == 0.0), "{bar:?}");
     }
     for name in
-        ["YCSB-C latency, busy server", "YCSB-C throughput, 4 threads", "Table 1", "GET latency, 64 B"]
+        ["YCSB-C latency, server busy 50 us", "YCSB-C throughput, 4 threads", "Table 1", "GET latency, 64 B"]
     {
         assert!(report.bars.iter().any(|bar| bar.name.starts_with(name)), "no bar {name}");
     }
