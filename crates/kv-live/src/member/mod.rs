@@ -31,7 +31,8 @@ use remanence_pmem::{FileOptions, PersistenceDomain, Region};
 use remanence_remote::{Reactor, Stop, Token};
 use remanence_remotelog::Mode as LogMode;
 use remanence_remotelog::format::superblock as log_format;
-use remanence_remotelog::{LogServer, New as NewLog};
+use remanence_remotelog::store::Store;
+use remanence_remotelog::{LogServer, New as NewLog, Part};
 use remanence_verbs::Context;
 
 use super::options::{Common, common_options};
@@ -329,7 +330,6 @@ impl Member {
         let log = open("log", options.log_len(image.len()), log)?;
         let ledger = keeper::SIGNATURE.file_options(|head, _| keeper::SIGNATURE.image(head, LEDGER_LEN));
         let ledger = open("ledger", LEDGER_LEN, ledger)?;
-        let (keeper, new) = made_or_left(image, ledger)?;
         let connector = MemberConnector {
             context: context.clone(),
             reactor: Reactor::new(context).map_err(remanence_remote::Error::from)?,
@@ -363,6 +363,7 @@ impl Member {
                 made.acks
             )));
         }
+        let (keeper, new) = log.own().with(|store| made_or_left(image, ledger, store))?;
         let mut promises = PromiseServer::bind(context, port, &options)?;
         let node = Node::new(Parts {
             names: options.members.iter().map(|(name, _)| name.clone()).collect(),
@@ -562,14 +563,18 @@ fn lead(node: &Arc<Node>, connector: &MemberConnector, options: &MemberOptions, 
 }
 
 /// The image and its ledger, new or as they were left.
-fn made_or_left(image: Region, ledger: Region) -> Result<(Keeper<Region>, bool), Error> {
+fn made_or_left(
+    image: Region,
+    ledger: Region,
+    log: &mut Store<Part>,
+) -> Result<(Keeper<Region>, bool), Error> {
     let failed = |e: keeper::KeeperError| Error::Argument(e.to_string());
     let is_blank = |signature: &Signature, medium| signature.is_blank(&signature.read(medium));
     // Before its first order a member has no record of anything: the image is what a store is before the first record.
     if is_blank(&keeper::SIGNATURE, &ledger) && is_blank(&STORE.signature, &image) {
         return Ok((Keeper::create(image, ledger).map_err(failed)?, true));
     }
-    Ok((Keeper::open(image, ledger).map_err(failed)?, false))
+    Ok((Keeper::open(image, ledger, log).map_err(failed)?, false))
 }
 
 #[cfg(test)]

@@ -250,7 +250,7 @@ impl Node {
             news: 0,
             seen,
             working: None,
-            image_why: String::new(),
+            image_why: keeper.damage().unwrap_or_default(),
             behind: Vec::new(),
             peers: names.iter().map(|_| MemberView::default()).collect(),
             back: Back::default(),
@@ -502,6 +502,8 @@ impl Node {
             if store.state().promised != epoch {
                 return Err(Error::Argument(LeadError::Deposed.to_string()));
             }
+            let mut keeper = self.keeper.lock().unwrap_or_else(PoisonError::into_inner);
+            keeper.check().map_err(Error::Argument)?;
             let shown = self.image.private_copy()?;
             self.shown.store(true, Ordering::Relaxed);
             Ok((shown, ImageGuard(self)))

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use remanence_coord::log::format::superblock::Uuid;
 use remanence_coord::takeover::Input;
+use remanence_kv::format::superblock::FORMAT as STORE_FORMAT;
+use remanence_kv::format::{Superblock, SuperblockError};
 use remanence_kv::proto::Refusal;
 use remanence_kv::replica::primary::Options as GroupOptions;
 use remanence_kv::replica::{Driver, LeadError, Mirror, Returning, Returns, Sizes, upkeep};
@@ -76,6 +78,7 @@ pub(super) fn lead(world: &World, attempt: Attempt) -> Result<(), String> {
         if body.store.state().promised != epoch {
             return Err(LeadError::Deposed.to_string());
         }
+        body.keeper.check()?;
         body.is_shown = true;
         let mut bytes = vec![0; STORE.size as usize];
         body.keeper.image().read(0, &mut bytes);
@@ -100,9 +103,8 @@ pub(super) fn lead(world: &World, attempt: Attempt) -> Result<(), String> {
         looks.does(Command::LookedAt(epoch));
     }));
     let ships: Ships = Mirror::new(working.clone(), primary);
-    let mut superblock = [0; 8];
-    working.read(0, &mut superblock);
-    if superblock == [0; 8] {
+    if matches!(Superblock::read(&working), Err(SuperblockError::Missing | SuperblockError::Unfinished)) {
+        STORE_FORMAT.signature.begin(&ships).map_err(|error| error.to_string())?;
         format(&ships, &STORE, BUCKETS, attempt.salt, attempt.group.0).map_err(|error| error.to_string())?;
     }
     let options = Options { lease: attempt.lease, ..Options::DEFAULT };

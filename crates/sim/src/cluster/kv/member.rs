@@ -104,10 +104,10 @@ pub(super) fn make(core: &mut Core<Oracle>) -> Vec<Disk> {
 }
 
 /// The image and its ledger, new or as they were left.
-fn made_or_left(image: Disk, ledger: Disk) -> Result<Keeper<Disk>, String> {
+fn made_or_left(image: Disk, ledger: Disk, log: &mut Store<Disk>) -> Result<Keeper<Disk>, String> {
     let is_new = SIGNATURE.is_blank(&SIGNATURE.read(&ledger))
         && STORE_FORMAT.signature.is_blank(&STORE_FORMAT.signature.read(&image));
-    let keeper = if is_new { Keeper::create(image, ledger) } else { Keeper::open(image, ledger) };
+    let keeper = if is_new { Keeper::create(image, ledger) } else { Keeper::open(image, ledger, log) };
     keeper.map_err(|error| error.to_string())
 }
 
@@ -115,11 +115,14 @@ impl Member {
     pub(super) fn boot(host: &mut Host<'_, Oracle>) -> Result<Self, String> {
         let (who, life) = (host.node(), host.life());
         host.oracle().serving[who] = None;
-        let store = Store::open(host.disk(LOG_DISK)).map_err(|e| e.to_string())?;
+        let mut store = Store::open(host.disk(LOG_DISK)).map_err(|e| e.to_string())?;
         if let Some(damage) = store.damage() {
             return Err(format!("a crash is taken for damage: {damage}"));
         }
-        let keeper = made_or_left(host.disk(IMAGE), host.disk(LEDGER))?;
+        let keeper = made_or_left(host.disk(IMAGE), host.disk(LEDGER), &mut store)?;
+        if let Some(damage) = keeper.damage() {
+            return Err(format!("a crash is taken for damage: {damage}"));
+        }
         let promise = host.replace_disk(PROMISE, &blank_disk(PROMISE_LEN as u64, PersistenceDomain::Process));
         let plan = &host.known().plan;
         let (members, notice) = (usize::from(plan.servers), Duration::from_nanos(plan.notice));
