@@ -10,6 +10,7 @@ use super::Error;
 use remanence_kv::format::slot::{NEIGHBOURHOOD, TableAt};
 use remanence_kv::format::superblock::{BLANK, FORMAT, State, image};
 use remanence_kv::format::{BadGeometry, Geometry, Superblock, SuperblockError};
+use remanence_kv::overlay::Overlay;
 use remanence_kv::server::{Finding, OpenError, Options, Recovered, Scrubbed, Server, extend, format};
 
 /// Behind the store: what exports the region looks there for receive buffers of its own, which no value may imitate.
@@ -127,7 +128,7 @@ pub struct Inspected {
 /// # Errors
 /// There is no store, or it is damaged beyond what recovery knows.
 pub fn inspect(region: &Region) -> Result<Inspected, Error> {
-    let overlay = super::overlay::Overlay::new(region.clone());
+    let overlay = Overlay::new(region.clone());
     scrub_all(region, &overlay)
 }
 

@@ -9,7 +9,6 @@
 //! nothing else: [`remanence_kv::replica`] decides who may, by epochs.
 
 mod arrivals;
-pub(crate) mod check;
 mod connection;
 mod lead;
 mod link;
@@ -38,7 +37,6 @@ use remanence_verbs::Context;
 use super::options::{Common, common_options};
 use super::server::remove_if_new;
 use super::{Error, Metrics, ServerOptions};
-pub use check::Held;
 use connection::MemberConnection;
 pub(super) use lead::Upkeep;
 use link::MemberConnector;
@@ -49,6 +47,7 @@ use remanence_coord::takeover::Input;
 pub use remanence_coord::takeover::Role;
 use remanence_kv::format::Geometry;
 use remanence_kv::format::superblock::{FORMAT as STORE, file_options};
+pub use remanence_kv::replica::check::Held;
 use remanence_kv::replica::keeper::{self, LEDGER_LEN, emit_told, parse_order};
 use remanence_kv::replica::{Driver, Keeper, Mirror};
 pub use wire::{MemberStats, Said};
