@@ -26,15 +26,14 @@ pub(super) struct New {
 /// Makes a store if the region is blank. Returns whether it did.
 pub(super) fn make_if_blank<M: Medium + Clone>(region: &M, new: &New) -> Result<bool, Error> {
     let len = Medium::len(region);
-    let short = || OpenError::from(BadGeometry("a store takes 256 KiB at least"));
-    if len < BLANK as u64 * 4 {
-        return Err(short().into());
-    }
     match Superblock::read(region) {
         Ok(_) => return Ok(false),
         Err(SuperblockError::Missing | SuperblockError::Unfinished) => {}
         Err(SuperblockError::Foreign) => return Err(Error::SomethingElse),
         Err(other) => return Err(OpenError::from(other).into()),
+    }
+    if len < BLANK as u64 * 4 {
+        return Err(OpenError::from(BadGeometry("a store takes 256 KiB at least")).into());
     }
     FORMAT.signature.begin(region).map_err(|e| OpenError::Medium(e.to_string()))?;
     let geometry = new.geometry.unwrap_or_else(|| Geometry::for_size(len - BEHIND));

@@ -522,15 +522,17 @@ fn take_part(
             if matches!(turn.role, Role::TakingOver | Role::Primary) {
                 continue;
             }
+            if turn.is_served {
+                // Why this one could not is no news.
+                node.lock().why.clear();
+            }
             // Its image does not follow any more, or does again.
             let is_other = trouble.as_ref().is_some_and(|before| *before != turn.trouble);
             trouble = Some(turn.trouble);
             if told.replace(turn.role) != Some(turn.role) || is_other {
                 options.tell(node);
             }
-            if turn.is_served {
-                node.lock().why.clear();
-            } else if let Some(obstacle) = turn.obstacle {
+            if let Some(obstacle) = turn.obstacle.filter(|_| !turn.is_served) {
                 let why = lead::explain(node, obstacle);
                 let is_other = std::mem::replace(&mut node.lock().why, why.clone()) != why;
                 if is_other {

@@ -469,6 +469,49 @@ fn an_image_that_cannot_be_read_is_made_anew_or_refused_when_its_member_is_opene
 }
 
 #[test]
+fn who_follows_says_nothing_of_why_it_could_not_lead() {
+    static SAID: std::sync::Mutex<Vec<(Role, String)>> = std::sync::Mutex::new(Vec::new());
+    let cluster = Cluster::new(3, |options| {
+        calm(options).on_change(|said| SAID.lock().expect("whole").push((said.role, said.why.clone())))
+    });
+    cluster.whole();
+    let followers = |n: &usize| cluster.said(*n).is_some_and(|said| said.role == Role::Follower);
+    cluster.wait("two follow", |_| ((0..3).filter(followers).count() == 2).then_some(()));
+    cluster.wait("they have said so", |_| {
+        let said = SAID.lock().expect("whole");
+        (said.iter().filter(|(role, _)| *role == Role::Follower).count() >= 2).then_some(())
+    });
+    let said = SAID.lock().expect("whole");
+    let wrong =
+        said.iter().find(|(role, why)| *role == Role::Follower && why.contains("a new store needs all"));
+    assert_eq!(wrong, None, "it was made");
+}
+
+#[test]
+fn a_copy_of_another_member_is_named_with_the_reason() {
+    let mut cluster = Cluster::new(3, calm);
+    cluster.whole();
+    let primary = cluster.primary();
+    let (of, copy) = ((primary + 1) % 3, (primary + 2) % 3);
+    for n in [of, copy] {
+        cluster.stop(n);
+    }
+    cluster.replace_dir(copy, &cluster.dir_of(of));
+    cluster.start(of);
+    cluster.start(copy);
+    let names = [of, copy].map(|n| cluster.addrs()[n].to_string());
+    // Of the two the one that comes second is none; it ends if it has heard of the other one first.
+    cluster.wait("somebody says why", |this| {
+        let behind = (0..3).filter_map(|n| this.said(n)).flat_map(|said| said.behind);
+        let is_named = behind.into_iter().any(|behind| {
+            names.iter().any(|name| behind.starts_with(&format!("{name}: ")))
+                && behind.contains("copies of one member")
+        });
+        (is_named || this.has_ended(of) || this.has_ended(copy)).then_some(())
+    });
+}
+
+#[test]
 fn one_of_three_alone_acknowledges_nothing() {
     let mut cluster = Cluster::new(3, |options| options);
     let primary = cluster.primary();
