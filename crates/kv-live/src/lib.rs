@@ -46,7 +46,6 @@ mod member;
 mod members;
 mod memory;
 mod options;
-mod overlay;
 mod prometheus;
 mod salvage;
 mod scout;

@@ -10,6 +10,7 @@ use super::Error;
 use remanence_kv::format::slot::{NEIGHBOURHOOD, TableAt};
 use remanence_kv::format::superblock::{BLANK, FORMAT, State, image};
 use remanence_kv::format::{BadGeometry, Geometry, Superblock, SuperblockError};
+use remanence_kv::overlay::Overlay;
 use remanence_kv::server::{Finding, OpenError, Options, Recovered, Scrubbed, Server, extend, format};
 
 /// Behind the store: what exports the region looks there for receive buffers of its own, which no value may imitate.
@@ -25,15 +26,14 @@ pub(super) struct New {
 /// Makes a store if the region is blank. Returns whether it did.
 pub(super) fn make_if_blank<M: Medium + Clone>(region: &M, new: &New) -> Result<bool, Error> {
     let len = Medium::len(region);
-    let short = || OpenError::from(BadGeometry("a store takes 256 KiB at least"));
-    if len < BLANK as u64 * 4 {
-        return Err(short().into());
-    }
     match Superblock::read(region) {
         Ok(_) => return Ok(false),
         Err(SuperblockError::Missing | SuperblockError::Unfinished) => {}
         Err(SuperblockError::Foreign) => return Err(Error::SomethingElse),
         Err(other) => return Err(OpenError::from(other).into()),
+    }
+    if len < BLANK as u64 * 4 {
+        return Err(OpenError::from(BadGeometry("a store takes 256 KiB at least")).into());
     }
     FORMAT.signature.begin(region).map_err(|e| OpenError::Medium(e.to_string()))?;
     let geometry = new.geometry.unwrap_or_else(|| Geometry::for_size(len - BEHIND));
@@ -127,7 +127,7 @@ pub struct Inspected {
 /// # Errors
 /// There is no store, or it is damaged beyond what recovery knows.
 pub fn inspect(region: &Region) -> Result<Inspected, Error> {
-    let overlay = super::overlay::Overlay::new(region.clone());
+    let overlay = Overlay::new(region.clone());
     scrub_all(region, &overlay)
 }
 

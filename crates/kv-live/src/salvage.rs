@@ -13,12 +13,12 @@ use remanence_pmem::image::Root;
 use remanence_pmem::{Medium, Region};
 
 use super::Error;
-use super::overlay::Overlay;
 use remanence_kv::dump::Record;
 use remanence_kv::format::object::{HEADER_LEN, Object, crc64};
 use remanence_kv::format::slot::{NEIGHBOURHOOD, fingerprint};
 use remanence_kv::format::superblock::{COPIES, LONGEST};
 use remanence_kv::format::{Geometry, Header, Offset, ROOT, RegionKind, RegionWord, Superblock, UNIT, hash};
+use remanence_kv::overlay::Overlay;
 use remanence_kv::proto::{Refusal, Reply, Request};
 use remanence_kv::server::{Fate, Finding, OpenError, Options, Server, Where, object_at};
 

@@ -14,6 +14,7 @@ pub mod dump;
 pub mod format;
 pub mod fuzzing;
 pub mod offline;
+pub mod overlay;
 pub mod proto;
 pub mod replica;
 pub mod server;

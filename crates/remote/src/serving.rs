@@ -58,7 +58,10 @@ impl Admit for Entrance<'_> {
     ) -> Result<Decision<State>, Refusal> {
         let core = self.0;
         let hello = Hello::parse(request.private_data).map_err(|stranger| match stranger {
-            Stranger::Other => reject("this is a persistence server, and you are no client of one"),
+            Stranger::Other => {
+                let what = core.options.serves.unwrap_or("a persistence server");
+                reject(&format!("this is {what}, and you are no client of one"))
+            }
             Stranger::Version(theirs) => reject(&format!(
                 "it speaks version {VERSION} of the protocol and you speak {theirs}; use the same release"
             )),

@@ -381,6 +381,11 @@ fn what_cannot_be_done_is_said_in_a_sentence() {
     let server = Server::new(&["--size", "1M"]);
     let long = "k".repeat(1025);
     kv(&server, "put", &[&long, "v"]).bad("1 to 1024 bytes");
+    let refused = kv(&server, "put", &[&long, "v"]).stderr;
+    assert!(!refused.contains(&long[..200]) && refused.contains("1025 bytes in all"), "{refused}");
+    let mut other = rem();
+    other.args(["get", "-s", &server.name(), "x"]);
+    run(&mut other).bad("this is a key-value store");
     let mut put = rem();
     put.args(["kv", "put", &server.name(), "large"]);
     run_with_input(&mut put, &vec![1; 2 << 20]).bad("too large for this pool");
@@ -398,6 +403,10 @@ fn what_cannot_be_done_is_said_in_a_sentence() {
     run(rem().args(["kv", "serve", "--listen", &address().to_string()]).arg(&file))
         .bad("something else than a store");
     run(rem().args(["kv", "verify"]).arg(&file)).bad("there is no store");
+    let short = dir.path().join("short");
+    std::fs::write(&short, "x\n").expect("written");
+    run(rem().args(["kv", "serve", "--listen", &address().to_string()]).arg(&short))
+        .bad("something else than a store");
     let small = dir.path().join("small");
     run(rem().args(["kv", "serve", "--size", "4K", "--listen", &address().to_string()]).arg(&small))
         .bad("256 KiB at least");

@@ -9,7 +9,6 @@ use remanence_remote::Stop;
 use remanence_remotelog::format::superblock::Uuid;
 
 use super::arrivals::Arrivals;
-use super::check::{Check, Held, Images, Scrub, put_right};
 use super::connection::{DEPTH, MemberConnection};
 use super::link::{Connecting, MemberConnector};
 use super::node::{Back, Node};
@@ -19,7 +18,9 @@ use crate::medium::{New, make_if_blank};
 use crate::memory::Memory;
 use crate::{Error, Server};
 use remanence_coord::takeover::{Input, Obstacle};
+use remanence_kv::format::Superblock;
 use remanence_kv::proto::Refusal;
+use remanence_kv::replica::check::{Check, Held, Images, Scrub, put_right};
 use remanence_kv::replica::primary::Options as GroupOptions;
 use remanence_kv::replica::{Driver, LeadError, Mirror, Rebuilding, Sizes, upkeep};
 use remanence_kv::server::{Scrubbed, Server as Core};
@@ -379,14 +380,7 @@ fn take_over(
     let image_len = node.image.len();
     let trim_after = options.log_len(image_len) / 4;
     let sizes = Sizes { image_len, record_max: node.record_max, trim_after };
-    let mut primary = Driver::lead(connecting.all_members(), node.own_name(), &group_options, sizes)
-        .map_err(|e| sentence(&e))?;
-    let image = node.image.clone();
-    primary.set_put_right(Box::new(move |fetch| {
-        // A medium that fails is found by the next order that changes the image.
-        let _ = put_right(&image, fetch);
-    }));
-    Ok(primary)
+    Driver::lead(connecting.all_members(), node.own_name(), &group_options, sizes).map_err(|e| sentence(&e))
 }
 
 /// Serves the store, with `beside` begun, until it is stopped or this is the primary no more.
@@ -394,13 +388,20 @@ fn serve(
     node: &Arc<Node>,
     connector: &MemberConnector,
     options: &MemberOptions,
-    (primary, arrivals): (Driver<MemberConnection>, &Arc<Arrivals>),
+    (mut primary, arrivals): (Driver<MemberConnection>, &Arc<Arrivals>),
     stop: &Stop,
     beside: impl FnOnce(),
 ) -> Result<(), Error> {
     let epoch = primary.epoch();
     // Dropped after the server, and all that is left of its medium.
     let (working, _shown) = node.show_image(epoch)?;
+    // As it was seen to be right.
+    let store = Superblock::read(&working).ok().map(|found| found.superblock);
+    let image = node.image.clone();
+    primary.set_put_right(Box::new(move |fetch| {
+        // A medium that fails is found by the next order that changes the image.
+        let _ = put_right(&image, store.as_ref(), fetch);
+    }));
     let ships: Ships = Mirror::new(working.clone(), primary);
     let memory = Memory::Replicated(ships.clone());
     make_if_blank(&memory, &New { geometry: options.common.geometry, keys: options.common.keys })?;

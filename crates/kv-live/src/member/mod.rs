@@ -9,7 +9,6 @@
 //! nothing else: [`remanence_kv::replica`] decides who may, by epochs.
 
 mod arrivals;
-pub(crate) mod check;
 mod connection;
 mod lead;
 mod link;
@@ -31,13 +30,13 @@ use remanence_pmem::{FileOptions, PersistenceDomain, Region};
 use remanence_remote::{Reactor, Stop, Token};
 use remanence_remotelog::Mode as LogMode;
 use remanence_remotelog::format::superblock as log_format;
-use remanence_remotelog::{LogServer, New as NewLog};
+use remanence_remotelog::store::Store;
+use remanence_remotelog::{LogServer, New as NewLog, Part};
 use remanence_verbs::Context;
 
 use super::options::{Common, common_options};
 use super::server::remove_if_new;
 use super::{Error, Metrics, ServerOptions};
-pub use check::Held;
 use connection::MemberConnection;
 pub(super) use lead::Upkeep;
 use link::MemberConnector;
@@ -48,6 +47,7 @@ use remanence_coord::takeover::Input;
 pub use remanence_coord::takeover::Role;
 use remanence_kv::format::Geometry;
 use remanence_kv::format::superblock::{FORMAT as STORE, file_options};
+pub use remanence_kv::replica::check::Held;
 use remanence_kv::replica::keeper::{self, LEDGER_LEN, emit_told, parse_order};
 use remanence_kv::replica::{Driver, Keeper, Mirror};
 pub use wire::{MemberStats, Said};
@@ -329,7 +329,6 @@ impl Member {
         let log = open("log", options.log_len(image.len()), log)?;
         let ledger = keeper::SIGNATURE.file_options(|head, _| keeper::SIGNATURE.image(head, LEDGER_LEN));
         let ledger = open("ledger", LEDGER_LEN, ledger)?;
-        let (keeper, new) = made_or_left(image, ledger)?;
         let connector = MemberConnector {
             context: context.clone(),
             reactor: Reactor::new(context).map_err(remanence_remote::Error::from)?,
@@ -363,6 +362,7 @@ impl Member {
                 made.acks
             )));
         }
+        let (keeper, new) = log.own().with(|store| made_or_left(image, ledger, store))?;
         let mut promises = PromiseServer::bind(context, port, &options)?;
         let node = Node::new(Parts {
             names: options.members.iter().map(|(name, _)| name.clone()).collect(),
@@ -522,15 +522,17 @@ fn take_part(
             if matches!(turn.role, Role::TakingOver | Role::Primary) {
                 continue;
             }
+            if turn.is_served {
+                // Why this one could not is no news.
+                node.lock().why.clear();
+            }
             // Its image does not follow any more, or does again.
             let is_other = trouble.as_ref().is_some_and(|before| *before != turn.trouble);
             trouble = Some(turn.trouble);
             if told.replace(turn.role) != Some(turn.role) || is_other {
                 options.tell(node);
             }
-            if turn.is_served {
-                node.lock().why.clear();
-            } else if let Some(obstacle) = turn.obstacle {
+            if let Some(obstacle) = turn.obstacle.filter(|_| !turn.is_served) {
                 let why = lead::explain(node, obstacle);
                 let is_other = std::mem::replace(&mut node.lock().why, why.clone()) != why;
                 if is_other {
@@ -562,14 +564,18 @@ fn lead(node: &Arc<Node>, connector: &MemberConnector, options: &MemberOptions, 
 }
 
 /// The image and its ledger, new or as they were left.
-fn made_or_left(image: Region, ledger: Region) -> Result<(Keeper<Region>, bool), Error> {
+fn made_or_left(
+    image: Region,
+    ledger: Region,
+    log: &mut Store<Part>,
+) -> Result<(Keeper<Region>, bool), Error> {
     let failed = |e: keeper::KeeperError| Error::Argument(e.to_string());
     let is_blank = |signature: &Signature, medium| signature.is_blank(&signature.read(medium));
     // Before its first order a member has no record of anything: the image is what a store is before the first record.
     if is_blank(&keeper::SIGNATURE, &ledger) && is_blank(&STORE.signature, &image) {
         return Ok((Keeper::create(image, ledger).map_err(failed)?, true));
     }
-    Ok((Keeper::open(image, ledger).map_err(failed)?, false))
+    Ok((Keeper::open(image, ledger, log).map_err(failed)?, false))
 }
 
 #[cfg(test)]

@@ -41,6 +41,8 @@ pub(super) struct MemberView {
     pub(super) said: Option<MemberStats>,
     /// Why it is not there.
     pub(super) why: String,
+    /// It is there, and no member of this store.
+    pub(super) is_stranger: bool,
 }
 
 /// What a member has, as it was seen when nobody worked on it.
@@ -250,7 +252,7 @@ impl Node {
             news: 0,
             seen,
             working: None,
-            image_why: String::new(),
+            image_why: keeper.damage().unwrap_or_default(),
             behind: Vec::new(),
             peers: names.iter().map(|_| MemberView::default()).collect(),
             back: Back::default(),
@@ -502,6 +504,8 @@ impl Node {
             if store.state().promised != epoch {
                 return Err(Error::Argument(LeadError::Deposed.to_string()));
             }
+            let mut keeper = self.keeper.lock().unwrap_or_else(PoisonError::into_inner);
+            keeper.check().map_err(Error::Argument)?;
             let shown = self.image.private_copy()?;
             self.shown.store(true, Ordering::Relaxed);
             Ok((shown, ImageGuard(self)))
@@ -585,7 +589,10 @@ impl Node {
             why: if state.why.is_empty() { state.image_why.clone() } else { state.why.clone() },
             survives: self.survives.clone(),
             stalled,
-            behind: state.behind.clone(),
+            behind: match primary {
+                true => state.behind.iter().cloned().chain(self.strangers(&state)).collect(),
+                false => Vec::new(),
+            },
         }
     }
 
@@ -605,6 +612,9 @@ impl Node {
                 self.own_name()
             ));
         }
+        if let Some(why) = self.copied(said) {
+            return Some(why);
+        }
         if group != Uuid::default() && said.group != Uuid::default() && said.group != group {
             return Some(format!(
                 "{name} is a member of another store ({}, and this is one of {group}); name the members of one store, or give the \
@@ -620,6 +630,26 @@ impl Node {
             ));
         }
         None
+    }
+
+    /// Why what says this of itself is a copy of another member that is there.
+    fn copied(&self, said: &MemberStats) -> Option<String> {
+        let state = self.lock();
+        let of_it = |other: &&MemberStats| other.log == said.log && other.who != said.who;
+        let there = (0..self.names.len()).filter_map(|at| self.recent(&state, at));
+        let other = there.into_iter().find(of_it)?;
+        let [name, other] =
+            [said, other].map(|said| self.names.get(usize::from(said.who)).map_or("?", String::as_str));
+        Some(format!(
+            "{name} and {other} serve copies of one member; remove one of them, and it is rebuilt from the others"
+        ))
+    }
+
+    /// Members that say what no member of this store can say, and why they are none.
+    fn strangers<'a>(&'a self, state: &'a State) -> impl Iterator<Item = String> + 'a {
+        let is_one = |view: &MemberView| view.is_stranger;
+        let peers = state.peers.iter().enumerate().filter(move |(_, view)| is_one(view));
+        peers.map(|(at, view)| format!("{}: {}", self.names[at], view.why))
     }
 
     /// A member, by the place at which it was reached or by its own word, says something of itself.
@@ -641,13 +671,17 @@ impl Node {
                 state.fatal.get_or_insert_with(|| why.clone());
                 state.is_stirred = true;
             }
-            state.peers[at] = MemberView { said: None, why };
+            if said.log == log && self.is_left_out(&state) {
+                state.is_stirred |= state.image_why != why;
+                state.image_why.clone_from(&why);
+            }
+            state.peers[at] = MemberView { said: None, why, is_stranger: true };
             state.happens(now, Input::Stranger { at });
             self.look_for_primary(state, at);
             return;
         }
         let statement = said.statement();
-        state.peers[at] = MemberView { said: Some(said), why: String::new() };
+        state.peers[at] = MemberView { said: Some(said), why: String::new(), is_stranger: false };
         state.happens(now, Input::Heard { at, said: statement });
         state.joined |= state.takeover.leader().is_some();
         self.look_for_primary(state, at);
@@ -657,9 +691,15 @@ impl Node {
     pub(super) fn missed(&self, at: usize, why: &impl ToString) {
         let mut state = self.lock();
         let now = self.now();
-        state.peers[at].why = why.to_string();
+        (state.peers[at].why, state.peers[at].is_stranger) = (why.to_string(), false);
         state.happens(now, Input::Missed { at });
         self.look_for_primary(state, at);
+    }
+
+    /// Whether the primary does without this member.
+    fn is_left_out(&self, state: &State) -> bool {
+        let leader = state.takeover.leader().and_then(|leader| state.peers[leader.who].said.as_ref());
+        leader.is_some_and(|said| said.lost.iter().any(|lost| lost == self.own_name()))
     }
 
     /// What a member said lately, if its medium answers.

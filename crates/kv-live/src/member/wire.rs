@@ -94,7 +94,7 @@ pub struct MemberStats {
     pub survives: String,
     /// For how many milliseconds its medium has not answered.
     pub stalled: u64,
-    /// Members whose images do not follow a primary's records, and why: a sentence each.
+    /// Members whose images do not follow a primary's records, or that are there and none of this store, and why: a sentence each.
     pub behind: Vec<String>,
 }
 

@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 use common::{Cluster, patient};
 use live::context;
 use pollster::block_on;
+use remanence_kv::format::Superblock;
+use remanence_kv::format::superblock::COPIES;
 use remanence_kv::proto::{Expect, Refusal};
 use remanence_kv_live::{AsyncStore, Error, Member, MemberOptions, Pending, PutOptions, Role, Stop, Store};
 use remanence_remote::Token;
@@ -185,12 +187,21 @@ fn place_in_image(directory: &std::path::Path, value: &[u8]) -> Option<usize> {
     bytes.windows(value.len()).position(|some| some == value)
 }
 
+fn write_image(directory: &std::path::Path, at: u64, bytes: &[u8]) {
+    let image = std::fs::File::options().write(true).open(directory.join("image")).expect("an image");
+    std::os::unix::fs::FileExt::write_all_at(&image, bytes, at).expect("it is in the image");
+}
+
 /// Turns a bit of a value in a member's image, where it lies.
 fn rot(directory: &std::path::Path, value: &[u8]) {
     let at = place_in_image(directory, value).expect("it is in the image") + value.len() / 2;
-    let image = std::fs::File::options().write(true).open(directory.join("image")).expect("an image");
-    std::os::unix::fs::FileExt::write_all_at(&image, &[value[value.len() / 2] ^ 4], at as u64)
-        .expect("a bit");
+    write_image(directory, at as u64, &[value[value.len() / 2] ^ 4]);
+}
+
+/// Which copies of the superblock in a member's image are whole.
+fn superblocks(directory: &std::path::Path) -> [bool; 2] {
+    let bytes = std::fs::read(directory.join("image")).expect("an image");
+    Superblock::of_head(&bytes, bytes.len() as u64).map_or([false; 2], |found| found.whole)
 }
 
 #[test]
@@ -380,7 +391,124 @@ fn a_scrub_names_the_member_whose_image_is_damaged_and_puts_it_right() {
         assert_eq!(scrub(&mut store), (2, expected));
         assert!(values.iter().all(|value| place_in_image(&cluster.dir_of(other), &begin(value)).is_some()));
         assert_eq!(scrub(&mut store), (2, vec![(0, 0); 3]), "once is enough");
+        // What the image begins with is looked at first.
+        COPIES.iter().for_each(|at| write_image(&cluster.dir_of(other), *at, &[0; 512]));
+        let mut expected = vec![(0, 0); 3];
+        expected[other] = (2, 2);
+        assert_eq!(scrub(&mut store), (2, expected));
+        assert_eq!(superblocks(&cluster.dir_of(other)), [true; 2]);
+        assert_eq!(scrub(&mut store), (2, vec![(0, 0); 3]), "once is enough");
     }
+}
+
+#[test]
+fn an_image_that_cannot_be_read_is_made_anew_or_refused_when_its_member_is_opened() {
+    let mut cluster = Cluster::new(3, calm);
+    cluster.whole();
+    let mut store = cluster.client();
+    put(&mut store, b"key", b"value");
+    store.rest().expect("the write is confirmed");
+    drop(store);
+    let other = (cluster.primary() + 1) % 3;
+    cluster.wait("its image follows", |this| {
+        this.said(other).filter(|said| said.applied > 0 && said.applied == said.next)
+    });
+    cluster.stop(other);
+    // What it has, where no other member knows of it.
+    let copy = tempfile::tempdir_in("/dev/shm").expect("a directory");
+    for file in ["image", "log", "ledger"] {
+        std::fs::copy(cluster.dir_of(other).join(file), copy.path().join(file)).expect("a copy");
+    }
+    let image = std::fs::read(copy.path().join("image")).expect("an image");
+    let at = live::address();
+    let device = Context::open(remanence_verbs::Options::udp(at)).expect("a device");
+    let members = [7471, 7472].map(|port| std::net::SocketAddr::new(at, port));
+    let opened = |damage: &[(u64, &[u8])]| {
+        std::fs::write(copy.path().join("image"), &image).expect("room");
+        damage.iter().for_each(|(at, bytes)| write_image(copy.path(), *at, bytes));
+        let names = members.map(|addr| (addr.to_string(), addr)).to_vec();
+        let member = Member::bind(&device, 7471, MemberOptions::directory(copy.path(), names))?;
+        Ok::<_, Error>(member.metrics().read())
+    };
+    let said = opened(&[]).expect("it is whole");
+    assert!(said.complete && said.why.is_empty(), "{said:?}");
+    let [first, second] = COPIES;
+    let said = opened(&[(first, &[0; 512])]).expect("the other copy is whole");
+    assert!(said.complete && said.why.is_empty(), "{said:?}");
+    let zeros: [(u64, &[u8]); 2] = [(first, &[0; 512]), (second, &[0; 512])];
+    let rot: [(u64, &[u8]); 2] = [(first + 20, &[9; 40]), (second + 20, &[9; 40])];
+    for damage in [zeros, rot] {
+        let said = opened(&damage).expect("the others have it");
+        assert!(
+            !said.complete && said.why.contains("image is damaged") && said.why.contains("made anew"),
+            "{said:?}"
+        );
+    }
+    let later = [4, 0, 0, 0];
+    let refused =
+        opened(&[(first + 8, &later), (first + 60, &[1; 12]), (second + 8, &later), (second + 60, &[1; 12])]);
+    let refused = refused.expect_err("another release made it").to_string();
+    assert!(refused.contains("has format 4") && refused.contains("release that made it"), "{refused}");
+    for (byte, cause) in [(0, "it is blank"), (0x5A, "those of something else")] {
+        let refused = opened(&[(0, &vec![byte; image.len()])]).expect_err("it is none").to_string();
+        assert!(
+            refused.contains(cause) && refused.contains("take the directory of this member away"),
+            "{refused}"
+        );
+    }
+    // The member itself is as the others are again, by what they have.
+    zeros.iter().for_each(|(at, bytes)| write_image(&cluster.dir_of(other), *at, bytes));
+    cluster.start(other);
+    cluster.whole();
+    let why =
+        cluster.wait("it follows", |this| this.said(other).filter(|said| said.applied == said.next)).why;
+    assert_eq!(why, "", "it is whole");
+    let cluster = cluster.ended();
+    assert_eq!(superblocks(&cluster.dir_of(other)), [true; 2]);
+    assert!(place_in_image(&cluster.dir_of(other), b"value").is_some());
+}
+
+#[test]
+fn who_follows_says_nothing_of_why_it_could_not_lead() {
+    static SAID: std::sync::Mutex<Vec<(Role, String)>> = std::sync::Mutex::new(Vec::new());
+    let cluster = Cluster::new(3, |options| {
+        calm(options).on_change(|said| SAID.lock().expect("whole").push((said.role, said.why.clone())))
+    });
+    cluster.whole();
+    let followers = |n: &usize| cluster.said(*n).is_some_and(|said| said.role == Role::Follower);
+    cluster.wait("two follow", |_| ((0..3).filter(followers).count() == 2).then_some(()));
+    cluster.wait("they have said so", |_| {
+        let said = SAID.lock().expect("whole");
+        (said.iter().filter(|(role, _)| *role == Role::Follower).count() >= 2).then_some(())
+    });
+    let said = SAID.lock().expect("whole");
+    let wrong =
+        said.iter().find(|(role, why)| *role == Role::Follower && why.contains("a new store needs all"));
+    assert_eq!(wrong, None, "it was made");
+}
+
+#[test]
+fn a_copy_of_another_member_is_named_with_the_reason() {
+    let mut cluster = Cluster::new(3, calm);
+    cluster.whole();
+    let primary = cluster.primary();
+    let (of, copy) = ((primary + 1) % 3, (primary + 2) % 3);
+    for n in [of, copy] {
+        cluster.stop(n);
+    }
+    cluster.replace_dir(copy, &cluster.dir_of(of));
+    cluster.start(of);
+    cluster.start(copy);
+    let names = [of, copy].map(|n| cluster.addrs()[n].to_string());
+    // Of the two the one that comes second is none; it ends if it has heard of the other one first.
+    cluster.wait("somebody says why", |this| {
+        let behind = (0..3).filter_map(|n| this.said(n)).flat_map(|said| said.behind);
+        let is_named = behind.into_iter().any(|behind| {
+            names.iter().any(|name| behind.starts_with(&format!("{name}: ")))
+                && behind.contains("copies of one member")
+        });
+        (is_named || this.has_ended(of) || this.has_ended(copy)).then_some(())
+    });
 }
 
 #[test]

@@ -493,6 +493,8 @@ fn what_is_not_a_store_is_left_alone() {
     let letter = vec![b'x'; 1 << 20];
     std::fs::write(dir.path().join("letter"), &letter).expect("written");
     assert!(matches!(bind("letter"), Err(Error::SomethingElse)));
+    std::fs::write(dir.path().join("short"), "x\n").expect("written");
+    assert!(matches!(bind("short"), Err(Error::SomethingElse)), "nobody asked how large a store is");
     assert!(std::fs::read(dir.path().join("letter")).expect("a file") == letter);
     // A blank file becomes a store; one that was being made when the power went is made again.
     std::fs::write(dir.path().join("blank"), vec![0; 1 << 20]).expect("written");

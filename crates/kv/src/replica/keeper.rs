@@ -2,6 +2,12 @@
 //!
 //! The ledger says how far: a root record of its own, beside the image. An image at `n` has all records below `n`, durably;
 //! it may have any part of those that were being applied when a crash came, which are applied again.
+//!
+//! It also says which store the image is, from the first time on that its superblock was whole. So an image whose superblock is not, when
+//! its member is [opened](Keeper::open) or is about to [serve it](Keeper::check), is damaged, or no image of this member at all: the one is
+//! made anew from another member's, as if it were incomplete, and the other is refused. ARGUMENT that no crash is taken for damage: below
+//! `n` the superblock is replaced copy by copy, each a change that is applied as a whole, so that at each record one is whole, or the store
+//! is being made still. Beyond `n` a crash may leave any part of it; then the log has a record that is applied again, and writes there.
 
 use std::ops::Range;
 
@@ -13,9 +19,9 @@ use remanence_coord::log::walk::Local;
 use remanence_pmem::image::{ROOT_LEN, Root, RootError, Signature};
 use remanence_pmem::{JOURNAL_NOTE_LEN, Medium};
 
-use super::change::apply;
-use crate::format::superblock::JOURNAL_NOTE;
-use crate::format::{get_u32, get_u64};
+use super::change::{apply, parse};
+use crate::format::superblock::{COPIES, FORMAT, GROWN, JOURNAL_NOTE, LONGEST};
+use crate::format::{Superblock, SuperblockError, get_u32, get_u64};
 
 /// Bytes of the medium that a ledger needs.
 pub const LEDGER_LEN: u64 = ROOT_LEN;
@@ -103,13 +109,23 @@ pub struct Ledger {
     pub complete: bool,
     /// Of the log of this group; the default before the first record.
     pub group: Uuid,
+    /// The first bytes of the name of the store that it is; `None`: it was not seen to be one, as the store is being made.
+    pub store: Option<StoreTag>,
 }
+
+/// What tells a store from others in a ledger, which has no room for all of its name.
+pub type StoreTag = [u8; 6];
 
 impl Ledger {
     fn emit(&self) -> [u8; LEDGER] {
         let mut bytes = [0; LEDGER];
         bytes[..8].copy_from_slice(&self.applied.to_le_bytes());
         bytes[8] = u8::from(self.complete);
+        // Zeros in ledgers of earlier releases, which do not look here.
+        if let Some(tag) = self.store {
+            bytes[9] = 1;
+            bytes[10..16].copy_from_slice(&tag);
+        }
         bytes[16..].copy_from_slice(&self.group.0);
         bytes
     }
@@ -122,7 +138,8 @@ impl Ledger {
             1 => true,
             _ => return None,
         };
-        Some(Self { applied: get_u64(bytes, 0), complete, group })
+        let store = (bytes[9] == 1).then(|| bytes[10..16].try_into().expect("six bytes"));
+        Some(Self { applied: get_u64(bytes, 0), complete, group, store })
     }
 }
 
@@ -143,9 +160,50 @@ pub enum KeeperError {
         /// What it has.
         found: u16,
     },
+    /// The image was written by a later release.
+    #[error(
+        "the image of this member has format {found}, and this program reads formats 1 to {GROWN}: serve the member with the release that \
+         made it; nothing was changed"
+    )]
+    NewerImage {
+        /// What it has.
+        found: u32,
+    },
+    /// What lies in the image's place is something else.
+    #[error(
+        "the image of this member is not its own: {0}; put the file back that was there, or take the directory of this member away: the \
+         others make it anew"
+    )]
+    OtherImage(Unfit),
     /// The medium failed.
     #[error("the medium failed: {0}")]
     Medium(String),
+}
+
+/// Why an image is not the store that it was.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Unfit {
+    /// It has no superblock that could be read; the sentence of [`SuperblockError`] is for a store that lies on one server.
+    #[error("{}", cause(.0))]
+    Superblock(SuperblockError),
+    /// Its superblock is whole, and another store's.
+    #[error("it is another store's")]
+    Another,
+}
+
+fn cause(error: &SuperblockError) -> String {
+    match error {
+        SuperblockError::Missing => "it is blank".into(),
+        SuperblockError::Foreign => "its first bytes are those of something else".into(),
+        SuperblockError::Unfinished => "its superblock is gone".into(),
+        SuperblockError::Version(_) | SuperblockError::Damaged => {
+            "both copies of its superblock are damaged".into()
+        }
+        SuperblockError::CutOff { store, medium } => {
+            format!("it has {medium} bytes, and the store {store}: its end was cut off")
+        }
+        SuperblockError::Geometry(why) => format!("its geometry means nothing: {why}"),
+    }
 }
 
 impl From<RootError> for KeeperError {
@@ -178,6 +236,8 @@ pub struct Keeper<M> {
     reader: Option<Reader>,
     /// Bytes of records that it reads and applies for one order, about.
     portion: usize,
+    /// The image has all that its ledger says, and is damaged.
+    damage: Option<Unfit>,
 }
 
 impl<M: Medium> Keeper<M> {
@@ -186,23 +246,90 @@ impl<M: Medium> Keeper<M> {
     /// # Errors
     /// The medium failed.
     pub fn create(image: M, ledger: M) -> Result<Self, KeeperError> {
-        let state = Ledger { applied: 0, complete: true, group: Uuid::default() };
+        let state = Ledger { applied: 0, complete: true, group: Uuid::default(), store: None };
         let root = Root::format(ledger, 0, TAG, &state.emit())?;
-        Ok(Self { image, root, ledger: state, reader: None, portion: PORTION })
+        Ok(Self { image, root, ledger: state, reader: None, portion: PORTION, damage: None })
     }
 
-    /// As it was left, after any crash.
+    /// As it was left, after any crash, beside this member's log. An image that is [damaged](Self::damage) is none until another is sent.
     ///
     /// # Errors
-    /// The ledger means nothing, or the medium failed.
-    pub fn open(image: M, ledger: M) -> Result<Self, KeeperError> {
+    /// The ledger means nothing, the image is of a later release or none of this member's, or the medium failed.
+    pub fn open<L: Medium + Clone>(image: M, ledger: M, log: &mut Store<L>) -> Result<Self, KeeperError> {
         let other = [0, LEDGER_LEN / 2].into_iter().find_map(|at| other_version(&ledger, at));
         let (root, payload) = Root::open(ledger, 0, TAG).map_err(|error| match (error, other) {
             (RootError::Invalid { .. }, Some(found)) => KeeperError::Version { found },
             (error, _) => error.into(),
         })?;
         let ledger = Ledger::parse(&payload).ok_or(KeeperError::Damaged)?;
-        Ok(Self { image, root, ledger, reader: None, portion: PORTION })
+        let mut this = Self { image, root, ledger, reader: None, portion: PORTION, damage: None };
+        match this.look() {
+            Ok(store) => this.ledger.store = store,
+            Err(_) if this.is_to_be_written(log) => {}
+            Err(Unfit::Superblock(SuperblockError::Version(found))) if found > GROWN => {
+                return Err(KeeperError::NewerImage { found });
+            }
+            Err(Unfit::Superblock(
+                damage @ (SuperblockError::Damaged
+                | SuperblockError::Unfinished
+                | SuperblockError::Version(_)
+                | SuperblockError::Geometry(_)),
+            )) => this.damage = Some(Unfit::Superblock(damage)),
+            Err(other) => return Err(KeeperError::OtherImage(other)),
+        }
+        Ok(this)
+    }
+
+    /// Which store the image is, if it is one yet, with all that the ledger says, and nothing beyond that which a crash has left.
+    fn look(&self) -> Result<Option<StoreTag>, Unfit> {
+        let known = self.ledger.store;
+        if !self.ledger.complete {
+            return Ok(known);
+        }
+        match Superblock::read(&self.image) {
+            Ok(found) => {
+                let tag = tag_of(&found.superblock);
+                if known.is_some_and(|known| known != tag) { Err(Unfit::Another) } else { Ok(Some(tag)) }
+            }
+            // The first record says that a store is being made.
+            Err(SuperblockError::Missing) if known.is_none() && self.ledger.applied == 0 => Ok(None),
+            Err(SuperblockError::Unfinished) if known.is_none() => Ok(None),
+            Err(error) => Err(Unfit::Superblock(error)),
+        }
+    }
+
+    /// Whether the log has records that are still to be applied, and write where an image says what it is: a crash may have left any part
+    /// of them there.
+    fn is_to_be_written<L: Medium + Clone>(&self, log: &mut Store<L>) -> bool {
+        let Ok(status) = log.status() else { return false };
+        let mut reader = Reader::new(&status);
+        while reader.next_sequence() < status.tail.sequence {
+            let Ok(record) = reader.read(&mut Local(log.medium()));
+            let Ok((found, payload)) = record else { return false };
+            let is_ahead = found.header.sequence >= self.ledger.applied;
+            if is_ahead && names_the_image(payload, self.image.len()) {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Looks whether the image, which has all records of the log, is the store that it was, before its member serves it.
+    ///
+    /// # Errors
+    /// It is [damaged](Self::damage) from now on. A sentence.
+    pub fn check(&mut self) -> Result<(), String> {
+        if self.damage.is_none() {
+            self.damage = self.look().err();
+        }
+        self.damage().map_or(Ok(()), Err)
+    }
+
+    /// Why the image, of which the ledger says that it is one, is none, in a sentence.
+    #[must_use]
+    pub fn damage(&self) -> Option<String> {
+        let damage = self.damage.as_ref()?;
+        Some(format!("its image is damaged ({damage}), and is made anew by the member that serves the store"))
     }
 
     /// About so many bytes of records are read and applied for one order, in place of 4 MiB.
@@ -216,10 +343,10 @@ impl<M: Medium> Keeper<M> {
         &self.image
     }
 
-    /// How far the image has come.
+    /// How far the image has come. One that is damaged is none.
     #[must_use]
     pub const fn ledger(&self) -> Ledger {
-        self.ledger
+        Ledger { complete: self.ledger.complete && self.damage.is_none(), ..self.ledger }
     }
 
     /// Does what the primary of an epoch wants, beside the member's log.
@@ -242,7 +369,8 @@ impl<M: Medium> Keeper<M> {
             Order::Apply { below } => self.apply(log, *below),
             Order::Begin => {
                 // Durably worth nothing, before the first byte of it changes.
-                self.set(Ledger { complete: false, ..self.ledger })?;
+                self.set(Ledger { complete: false, store: None, ..self.ledger })?;
+                self.damage = None;
                 Ok(ImageReply::Ok)
             }
             Order::Block { at, bytes, len } => {
@@ -263,8 +391,8 @@ impl<M: Medium> Keeper<M> {
                     return Err("no image was begun".into());
                 }
                 self.image.psync().map_err(|e| e.to_string())?;
-                let group = log.state().group;
-                self.set(Ledger { applied: *applied, complete: true, group })?;
+                let (group, store) = (log.state().group, self.store());
+                self.set(Ledger { applied: *applied, complete: true, group, store })?;
                 Ok(ImageReply::Ok)
             }
             Order::Read { at, len } => {
@@ -286,7 +414,7 @@ impl<M: Medium> Keeper<M> {
         let group = status.state.group;
         let fresh = self.ledger.group == Uuid::default() && self.ledger.applied == 0;
         let ours = fresh || self.ledger.group == group;
-        if !self.ledger.complete || !ours || self.ledger.applied < status.state.head.sequence {
+        if !self.ledger().complete || !ours || self.ledger.applied < status.state.head.sequence {
             return Ok(ImageReply::NeedsImage);
         }
         if below <= self.ledger.applied {
@@ -318,9 +446,15 @@ impl<M: Medium> Keeper<M> {
             }
         }
         self.image.psync().map_err(|e| e.to_string())?;
-        self.set(Ledger { applied, complete: true, group })?;
+        let store = self.ledger.store.or_else(|| self.store());
+        self.set(Ledger { applied, complete: true, group, store })?;
         self.reader = Some(reader);
         Ok(ImageReply::Applied(applied))
+    }
+
+    /// The store that the image is, if it is one yet.
+    fn store(&self) -> Option<StoreTag> {
+        Superblock::read(&self.image).ok().map(|found| tag_of(&found.superblock))
     }
 
     fn set(&mut self, ledger: Ledger) -> Result<(), String> {
@@ -330,6 +464,21 @@ impl<M: Medium> Keeper<M> {
         }
         Ok(())
     }
+}
+
+fn tag_of(superblock: &Superblock) -> StoreTag {
+    *superblock.uuid.first_chunk().expect("sixteen bytes")
+}
+
+/// Whether a record writes where an image says what it is: a copy of its superblock, or the mark that it is being made.
+fn names_the_image(record: &[u8], size: u64) -> bool {
+    let making = FORMAT.signature.making.map(|making| making.at..making.at + making.mark.len() as u64);
+    let copies = COPIES.map(|at| at..at + LONGEST as u64);
+    let is_there = |(at, len): (u64, u64)| {
+        let mut places = copies.iter().chain(&making);
+        places.any(|place| at < place.end && place.start < at + len)
+    };
+    parse(record, size).is_ok_and(|changes| changes.into_iter().any(|(at, len, _)| is_there((at, len))))
 }
 
 /// Where a part of an image has what its member's file says of its own journal, and where within the part: that is no part of the
@@ -418,6 +567,16 @@ mod tests {
 
     use super::*;
 
+    fn new_log() -> Store<Region> {
+        let make = Make {
+            mode: Mode::Singleton,
+            geometry: Geometry::for_size(1 << 20).expect("room"),
+            uuid: Uuid([1; 16]),
+            salt: 1,
+        };
+        Store::create(Region::memfd("log", 1 << 20).expect("memory"), &make).expect("a log")
+    }
+
     #[test]
     fn what_is_said_comes_through() {
         let orders = [
@@ -454,7 +613,8 @@ mod tests {
             Keeper::create(memory("image", 4096), ledger.clone()).expect("a ledger");
             ledger
         };
-        let open = |ledger| Keeper::open(memory("image", 4096), ledger).map(drop);
+        let mut log = new_log();
+        let mut open = |ledger| Keeper::open(memory("image", 4096), ledger, &mut log).map(drop);
         let newer = ledger();
         for at in [0, LEDGER_LEN / 2] {
             let mut tag = [0; 8];
@@ -473,13 +633,7 @@ mod tests {
         let epoch = Epoch(1 << 32);
         let note = JOURNAL_NOTE..JOURNAL_NOTE + JOURNAL_NOTE_LEN as u64;
         let memory = |name: &str, len| Region::memfd(name, len).expect("memory");
-        let log = Make {
-            mode: Mode::Singleton,
-            geometry: Geometry::for_size(1 << 20).expect("room"),
-            uuid: Uuid([1; 16]),
-            salt: 1,
-        };
-        let mut log = Store::create(memory("log", 1 << 20), &log).expect("a log");
+        let mut log = new_log();
         log.grant(epoch).expect("nobody else's");
         let member = |byte| {
             let image = memory("image", 64 << 10);
@@ -518,20 +672,14 @@ mod tests {
     fn an_image_that_was_begun_stays_so_when_a_copy_of_the_ledger_is_damaged() {
         let epoch = Epoch(1 << 32);
         let memory = |name: &str, len| Region::memfd(name, len).expect("memory");
-        let log = Make {
-            mode: Mode::Singleton,
-            geometry: Geometry::for_size(1 << 20).expect("room"),
-            uuid: Uuid([1; 16]),
-            salt: 1,
-        };
-        let mut log = Store::create(memory("log", 1 << 20), &log).expect("a log");
+        let mut log = new_log();
         log.grant(epoch).expect("nobody else's");
         let (image, ledger) = (memory("image", 64 << 10), memory("ledger", LEDGER_LEN));
         let mut keeper = Keeper::create(image.clone(), ledger.clone()).expect("a ledger");
         assert_eq!(keeper.obey(&mut log, epoch, &Order::Begin), ImageReply::Ok);
         for copy in [0, LEDGER_LEN / 2] {
             ledger.write(copy + 30, b"rot");
-            let keeper = Keeper::open(image.clone(), ledger.clone()).expect("one copy is whole");
+            let keeper = Keeper::open(image.clone(), ledger.clone(), &mut log).expect("one copy is whole");
             assert!(!keeper.ledger().complete, "the copy at {copy} is damaged");
         }
     }

@@ -30,6 +30,7 @@
 //! [`Medium::psync`]: remanence_pmem::Medium::psync
 
 pub mod change;
+pub mod check;
 pub mod driver;
 pub mod guard;
 pub mod images;

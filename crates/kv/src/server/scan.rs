@@ -5,14 +5,16 @@
 
 use std::ops::Range;
 
-use remanence_pmem::Medium;
+use remanence_pmem::{JOURNAL_NOTE_LEN, Medium};
 
 use super::Server;
 use super::index::{Entry, stands};
 use super::mend::{Fate, Where};
 use super::settle::Settling;
+use crate::format::HEAD_WORDS;
 use crate::format::object::{Object, WRITTEN_FROM};
 use crate::format::slot::{FINGERPRINT_BITS, NEIGHBOURHOOD};
+use crate::format::superblock::{COPIES, JOURNAL_NOTE, State};
 use crate::proto::{Refusal, Reply};
 
 /// The most keys of a page.
@@ -21,13 +23,20 @@ const PAGE_MAX: u32 = 1024;
 const STRIDE: u64 = 64;
 const LOOK_MAX: u64 = 4096;
 
+/// What stands in front of the words that change while a store is served: a copy of the superblock, the root record, the other copy; but not
+/// what a file says of its journal, which is each medium's own.
+const FIRST_BYTES: [Range<u64>; 3] =
+    [0..JOURNAL_NOTE, JOURNAL_NOTE + JOURNAL_NOTE_LEN as u64..COPIES[1], COPIES[1]..HEAD_WORDS];
+/// What is no fingerprint, and stands for a copy of the superblock.
+const NO_FINGERPRINT: u64 = 1 << FINGERPRINT_BITS;
+
 /// What a scrub has found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Scrubbed {
     /// Objects that were read and verified.
     pub verified: u64,
     /// Damaged objects that were put right: from the copy that cleaning had made, or another member's; in mode `erda` by the
-    /// version before.
+    /// version before. And copies of the superblock that were.
     pub repaired: u64,
     /// Keys whose value is lost.
     pub lost: u64,
@@ -112,8 +121,8 @@ impl<M: Medium + Clone> Server<M> {
         self.scrub_with(cursor, limit, |_| {})
     }
 
-    /// As [`scrub`](Self::scrub), and says where on the medium each value lies that is whole: its object without the mark, and
-    /// its chunks.
+    /// As [`scrub`](Self::scrub), and says what on the medium is whole: its first bytes, with the superblock, and of each value its object
+    /// without the mark, and its chunks.
     ///
     /// # Errors
     /// As for [`scrub`](Self::scrub).
@@ -129,6 +138,11 @@ impl<M: Medium + Clone> Server<M> {
         let (from, mut repaired) = std::mem::take(&mut self.scrubbing);
         if from != cursor {
             repaired.clear();
+        }
+        if cursor == 0 {
+            repaired.extend(self.put_superblock_right()?.into_iter().map(|copy| NO_FINGERPRINT + copy));
+            scrubbed.repaired = repaired.range(NO_FINGERPRINT..).count() as u64;
+            FIRST_BYTES.into_iter().for_each(&mut sound);
         }
         let mut unfinished = false;
         for entry in entries {
@@ -167,6 +181,23 @@ impl<M: Medium + Clone> Server<M> {
             return Err(Refusal::Unfinished);
         }
         Ok(scrubbed)
+    }
+
+    /// Has the medium say what the store is as it said when that was opened. Which copies of the superblock did not.
+    fn put_superblock_right(&mut self) -> Result<Vec<u64>, Refusal> {
+        let right = self.superblock.emit();
+        let is_wrong = |at: u64| {
+            let mut found = vec![0; right.len()];
+            self.medium.read(at, &mut found);
+            found != right
+        };
+        let wrong: Vec<u64> =
+            (0..).zip(COPIES).filter(|(_, at)| is_wrong(*at)).map(|(copy, _)| copy).collect();
+        if !wrong.is_empty() {
+            self.superblock.write(&self.medium, State::Current).map_err(|e| super::log::io(&e))?;
+            wrong.iter().for_each(|copy| self.found(Where::Superblock(*copy as usize), None, Fate::Mended));
+        }
+        Ok(wrong)
     }
 
     /// Where the object of a settled entry lies, without its mark, and its chunks.

@@ -288,7 +288,7 @@ fn an_image_that_was_begun_and_not_ended_is_none_whatever_the_power_does() {
     let block = Order::Block { at: 0, bytes: vec![7; 64], len: 64 };
     assert_eq!(keeper.obey(&mut log, epoch, &block), ImageReply::Ok);
     drop(keeper);
-    let mut keeper = Keeper::open(harshest(&image), harshest(&ledger)).expect("a ledger");
+    let mut keeper = Keeper::open(harshest(&image), harshest(&ledger), &mut log).expect("a ledger");
     assert!(!keeper.ledger().complete);
     assert_eq!(keeper.obey(&mut log, epoch, &Order::Apply { below: 0 }), ImageReply::NeedsImage);
     assert_eq!(keeper.obey(&mut log, epoch, &block), ImageReply::Ok, "it may go on being sent");

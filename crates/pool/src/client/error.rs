@@ -147,8 +147,9 @@ pub enum Error {
     },
     /// The blob is on fewer servers than the quorum.
     #[error(
-        "\"{name}\" is durable on {have} servers, and {need} were asked for: {}; put it again when that is mended, until then who reads it may find this one or the one before",
-        list(lost)
+        "\"{name}\" is durable on {have} servers, and {need} were asked for: {}; {}",
+        list(lost),
+        what_is_there(*have, lost)
     )]
     NoQuorum {
         /// The blob that was put.
@@ -212,9 +213,41 @@ pub enum Error {
     Device(#[from] remanence_verbs::Error),
 }
 
+/// What whoever reads a blob finds that was put on too few servers.
+fn what_is_there(have: usize, lost: &[Lost]) -> &'static str {
+    let has_refused = |lost: &Lost| matches!(lost.why, Why::Refused { code: Code::Full, .. });
+    if have == 0 && !lost.is_empty() && lost.iter().all(has_refused) {
+        "nothing of it was written, and what was there before is there still"
+    } else {
+        "put it again when that is mended, until then who reads it may find this one or the one before"
+    }
+}
+
 /// Debug is the sentence as well: it is what a program prints whose `main` returns the error.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_was_refused_for_want_of_room_is_not_told_of_what_was_not_written() {
+        let why = |code| Why::Refused { code, reason: "has no room".into() };
+        let said = |have, all: &[Why]| {
+            let lost = all.iter().map(|why| Lost { server: "a".into(), why: why.clone() }).collect();
+            let name = BlobName::new("blob").expect("a fair name");
+            Error::NoQuorum { name, have, need: 2, lost }.to_string()
+        };
+        assert!(
+            said(0, &[why(Code::Full), why(Code::Full)]).ends_with("what was there before is there still")
+        );
+        for (have, all) in [(1, vec![why(Code::Full)]), (0, vec![why(Code::Full), Why::Silent]), (0, vec![])]
+        {
+            assert!(said(have, &all).ends_with("this one or the one before"), "{have}, {all:?}");
+        }
     }
 }

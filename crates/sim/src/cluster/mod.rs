@@ -161,7 +161,7 @@ pub(crate) trait Process: Runs<Self::Oracle> {
 
     /// Destroys something on the disk of a node without power that its process must notice, if the service can stand that now. Whether it
     /// did.
-    fn rots(_core: &mut Core<Self::Oracle>, _node: NodeId, _salt: u64) -> bool {
+    fn rots(_core: &mut Core<Self::Oracle>, _processes: &[Option<Self>], _node: NodeId, _salt: u64) -> bool {
         false
     }
 

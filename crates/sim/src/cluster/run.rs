@@ -151,7 +151,7 @@ impl<P: Process> Cluster<P> {
             Kind::Rots => {
                 counts.power_losses += 1;
                 self.crash(node, Failure::PowerLoss, n);
-                if P::rots(&mut self.core, node, fault.salt) {
+                if P::rots(&mut self.core, &self.processes, node, fault.salt) {
                     self.core.counts.rotted += 1;
                     tell!(self.core, "something rots on {}", self.core.nodes[node].name);
                 }

@@ -60,7 +60,7 @@ fn calm() -> Plan {
     (plan.pause, plan.notice, plan.lease, plan.depth) = (20 * MS, 200 * MS, 2000, 32);
     plan.speeds = Speeds { links: vec![1_000; 8], jitter: 0, disks: vec![2_000; 8], retry: 50 * MS };
     plan.clocks = vec![Clock::default(); 8];
-    (plan.long, plan.scans, plan.rooms) = (false, false, true);
+    (plan.long, plan.scans, plan.rooms, plan.scrub) = (false, false, true, 0);
     plan.heals = 3000 * MS;
     plan.faults = Vec::new();
     plan
@@ -112,6 +112,47 @@ fn suffer(
         }
     }
     all
+}
+
+#[test]
+fn what_rots_in_an_image_is_put_right_from_the_others_and_a_superblock_is_as_much_of_it_as_a_value() {
+    let (mut rotted, mut repaired, mut images, mut rebuilt) = (0, 0, 0, 0);
+    for seed in remanence_effort::seeds(40) {
+        let mut choices = Seeded::new(seed);
+        let mut plan = members(seed, 3);
+        plan.scrub = 100;
+        // Every other time images are not sent, as nobody is away for long, and values stay for a while.
+        let is_calm = seed % 2 == 0;
+        if is_calm {
+            (plan.segments, plan.pause, plan.keys) = (40, 150 * MS, 10);
+        }
+        let mut faults = Vec::new();
+        let mut at = 500;
+        for _ in 0..6 {
+            at += 200 + choices.pick(800) as u64;
+            let node = choices.pick(3);
+            let (_, rots) =
+                fault(node, at, 1 + choices.pick(if is_calm { 20 } else { 400 }) as u64, Kind::Rots);
+            faults.push((0, Fault { salt: seed << 8 ^ at, ..rots }));
+            // Sometimes another one needs an image, or leads by then.
+            if choices.pick(2) == 0 && !is_calm {
+                let other = (node + 1 + choices.pick(2)) % 3;
+                let kind = [Kind::Kill, Kind::PowerLoss, Kind::DiskLost][choices.pick(3)];
+                faults.push(fault(other, at + choices.pick(600) as u64, 300, kind));
+            }
+        }
+        plan.heals = (at + 2000) * MS;
+        plan.faults = faults;
+        let outcome = run_plan(seed, &plan, 0);
+        passes(&outcome);
+        rotted += outcome.counts.rotted;
+        let Work { repaired: served, repaired_images, rebuilt: sent, .. } = outcome.work;
+        (repaired, images, rebuilt) = (repaired + served, images + repaired_images, rebuilt + sent);
+    }
+    assert!(
+        rotted > 60 && repaired > 10 && images > rotted / 8 && rebuilt > 10,
+        "{rotted} rotted, {repaired} and {images} put right, {rebuilt} rebuilt"
+    );
 }
 
 fn is_cut_off(node: usize, members: u16, way: Way, at: u64, lasts: u64) -> Vec<(usize, Fault)> {

@@ -258,7 +258,14 @@ pub(super) fn show(members: &[(String, Said)]) {
                     without.collect::<String>()
                 )
             }
-            (Role::Follower, _) if lost => "there, and not yet taken in by the primary".to_owned(),
+            (Role::Follower, _) if lost => {
+                let behind = primary.iter().flat_map(|primary| &primary.behind);
+                let mut why = behind.filter_map(|behind| behind.strip_prefix(name)?.strip_prefix(": "));
+                match why.next() {
+                    Some(why) => format!("there, and not taken in by the primary: {why}"),
+                    None => "there, and not yet taken in by the primary".to_owned(),
+                }
+            }
             (Role::Follower, _) if !said.why.is_empty() => format!("follower: {}", said.why),
             (Role::Follower, _) => format!("follower, image at record {} of {}", said.applied, said.next),
             (role, _) if said.why.is_empty() => role.name().to_owned(),

@@ -198,8 +198,18 @@ impl FromStr for Condition {
     }
 }
 
+/// So much of a key is shown where it is not what was asked for.
+const KEY_SHOWN: usize = 100;
+
 /// What a refused change has to do with the condition that was given.
 fn refused(key: &[u8], error: &Error) -> String {
+    let shown = |key: &[u8]| match shown(key) {
+        text if text.chars().count() <= KEY_SHOWN => text,
+        text => {
+            let begin: String = text.chars().take(KEY_SHOWN).collect();
+            format!("{begin}… ({} bytes in all)", key.len())
+        }
+    };
     match error {
         Error::Refused(Refusal::WrongVersion { found: 0 }) => {
             format!("{} has no value, and --expect asks for one; nothing was changed", shown(key))

@@ -114,6 +114,11 @@ impl Cluster {
         }
     }
 
+    /// Whether a member that was started runs no more.
+    pub(crate) fn has_ended(&self, n: usize) -> bool {
+        self.hosts[n].running.as_ref().is_none_or(|running| running.thread.is_finished())
+    }
+
     /// Why the member ends by itself.
     pub(crate) fn fails(&mut self, n: usize) -> String {
         self.start(n);

@@ -683,7 +683,14 @@ impl Client {
                 if let (Some(kind), true) = (kind, trace) {
                     host.oracle().record(&running.key, client, kind, running.invoked, false);
                 }
-                if stands && trace && !over && !matches!(error, Error::Refused(Refusal::Unfinished)) {
+                // Whoever has it whole may be away, and comes back.
+                let rots = !host.known().rotted.is_empty();
+                let waits = match error {
+                    Error::Refused(Refusal::Unfinished) => true,
+                    Error::Refused(Refusal::Damaged) => rots,
+                    _ => false,
+                };
+                if stands && trace && !over && !waits {
                     return host.core().wrong(format!("{error} of {kind:?}"));
                 }
                 ends |= over;

@@ -9,12 +9,15 @@ use remanence_coord::log::proto::{Request, emit_reply};
 use remanence_coord::log::{Epoch, Geometry, Make, Mode, Store};
 use remanence_coord::takeover::{Action, Input as Happened, Role};
 use remanence_coord::watch::beat;
-use remanence_kv::format::superblock::FORMAT as STORE_FORMAT;
+use remanence_kv::format::superblock::{COPIES, FORMAT as STORE_FORMAT};
+use remanence_kv::format::{RegionKind, RegionWord, Superblock};
+use remanence_kv::overlay::Overlay;
 use remanence_kv::replica::guard::PROMISE_LEN;
 use remanence_kv::replica::keeper::{LEDGER_LEN, SIGNATURE, emit_told, parse_order};
 use remanence_kv::replica::{ImageReply, Keeper, Order};
-use remanence_pmem::PersistenceDomain;
+use remanence_kv::{Options, Server};
 use remanence_pmem::crash_image::Failure;
+use remanence_pmem::{Medium as _, PersistenceDomain};
 
 use super::body::{Body, Came, Command, FromClient, Link, Parts, Shared};
 use super::connection::World;
@@ -104,22 +107,71 @@ pub(super) fn make(core: &mut Core<Oracle>) -> Vec<Disk> {
 }
 
 /// The image and its ledger, new or as they were left.
-fn made_or_left(image: Disk, ledger: Disk) -> Result<Keeper<Disk>, String> {
+fn made_or_left(image: Disk, ledger: Disk, log: &mut Store<Disk>) -> Result<Keeper<Disk>, String> {
     let is_new = SIGNATURE.is_blank(&SIGNATURE.read(&ledger))
         && STORE_FORMAT.signature.is_blank(&STORE_FORMAT.signature.read(&image));
-    let keeper = if is_new { Keeper::create(image, ledger) } else { Keeper::open(image, ledger) };
+    let keeper = if is_new { Keeper::create(image, ledger) } else { Keeper::open(image, ledger, log) };
     keeper.map_err(|error| error.to_string())
+}
+
+/// Whether an image can be read as a store, and each value in it.
+fn is_sound(image: &Disk) -> bool {
+    if !Superblock::read(image).is_ok_and(|found| found.whole == [true; 2]) {
+        return false;
+    }
+    let view = Overlay::new(image.clone());
+    let Ok((mut store, recovered)) = Server::open(&view, Options::DEFAULT) else { return false };
+    let (mut cursor, mut damaged) = (Some(0), recovered.mended + recovered.lost);
+    while let Some(from) = cursor {
+        let Ok(scrubbed) = store.scrub(from, 64) else { return false };
+        damaged += scrubbed.repaired + scrubbed.lost;
+        cursor = scrubbed.next;
+    }
+    damaged == 0
+}
+
+/// Has something rot in the image of a member without power: some bytes of a value or of what lies beside it, or both copies of the
+/// superblock. Where it did.
+pub(super) fn rot(image: &Disk, salt: u64) -> Option<Vec<u64>> {
+    let geometry = Superblock::read(image).ok()?.superblock.geometry;
+    let mut rng = Rng::new(salt, 22);
+    let places: Vec<u64> = if rng.one_in(3) {
+        let zeros = rng.one_in(2);
+        COPIES.iter().flat_map(|at| if zeros { *at..*at + 80 } else { *at + 16..*at + 24 }).collect()
+    } else {
+        let logs: Vec<u32> = (0..geometry.regions())
+            .filter(|region| {
+                let word = image.load_u64(geometry.directory(*region));
+                RegionWord::check(u64::from_le(word)).is_some_and(|(word, _)| word.kind == RegionKind::Log)
+            })
+            .collect();
+        if logs.is_empty() {
+            return None;
+        }
+        let begins = |rng: &mut Rng| geometry.region(rng.pick(&logs)) + rng.below(geometry.region_len - 16);
+        (0..24).map(|_| begins(&mut rng)).flat_map(|at| at..at + 16).collect()
+    };
+    for at in &places {
+        let mut byte = [0];
+        image.read(*at, &mut byte);
+        image.write(*at, &[if places.len() == 160 { 0 } else { byte[0] ^ 0x5A }]);
+        image.persist(*at..*at + 1).ok()?;
+    }
+    Some(places)
 }
 
 impl Member {
     pub(super) fn boot(host: &mut Host<'_, Oracle>) -> Result<Self, String> {
         let (who, life) = (host.node(), host.life());
         host.oracle().serving[who] = None;
-        let store = Store::open(host.disk(LOG_DISK)).map_err(|e| e.to_string())?;
+        let mut store = Store::open(host.disk(LOG_DISK)).map_err(|e| e.to_string())?;
         if let Some(damage) = store.damage() {
             return Err(format!("a crash is taken for damage: {damage}"));
         }
-        let keeper = made_or_left(host.disk(IMAGE), host.disk(LEDGER))?;
+        let keeper = made_or_left(host.disk(IMAGE), host.disk(LEDGER), &mut store)?;
+        if let Some(damage) = keeper.damage().filter(|_| !host.known().rotten.contains(&who)) {
+            return Err(format!("a crash is taken for damage: {damage}"));
+        }
         let promise = host.replace_disk(PROMISE, &blank_disk(PROMISE_LEN as u64, PersistenceDomain::Process));
         let plan = &host.known().plan;
         let (members, notice) = (usize::from(plan.servers), Duration::from_nanos(plan.notice));
@@ -428,7 +480,9 @@ impl Member {
             depth: plan.depth,
             lease: plan.lease,
             check: Duration::from_millis(plan.check),
+            scrub: Duration::from_millis(plan.scrub),
             rooms: plan.rooms,
+            rots: !host.known().rotted.is_empty(),
         };
         let shared = self.body.clone();
         {
@@ -635,10 +689,15 @@ impl Member {
         self.body.lock().serves
     }
 
+    /// Whether its image can be read as a store, and each value in it.
+    pub(super) fn is_sound(&self) -> bool {
+        is_sound(self.body.lock().keeper.image())
+    }
+
     /// The bytes of its image.
     pub(super) fn image(&self) -> Vec<u8> {
         let mut bytes = vec![0; STORE.size as usize];
-        remanence_pmem::Medium::read(self.body.lock().keeper.image(), 0, &mut bytes);
+        self.body.lock().keeper.image().read(0, &mut bytes);
         bytes
     }
 }

@@ -88,20 +88,24 @@ impl Process for Node {
         }
     }
 
-    /// So many members may lose their disks at a time as what is acknowledged lies on others beside one. A member counts until it has all
-    /// again that was acknowledged.
     fn new_disks(core: &mut Core<Oracle>, processes: &[Option<Self>], node: usize) -> Option<Vec<Disk>> {
-        let member = |at: usize| processes[at].as_ref().and_then(Self::member);
-        let below = core.oracle.next();
-        let head = (0..processes.len()).filter_map(|at| Some(member(at)?.head())).max().unwrap_or(0);
-        core.oracle.lost.retain(|lost| member(*lost).is_none_or(|member| !member.has_all(below, head)));
-        let plan = &core.oracle.plan;
-        let others = core.oracle.lost.iter().filter(|lost| **lost != node).count();
-        if node >= usize::from(plan.servers) || others + 1 >= usize::from(plan.acks) {
+        if !may_be_lost(core, processes, node) {
             return None;
         }
         core.oracle.lost.insert(node);
+        core.oracle.rotten.remove(&node);
         Some(member::make(core))
+    }
+
+    fn rots(core: &mut Core<Oracle>, processes: &[Option<Self>], node: usize, salt: u64) -> bool {
+        if !may_be_lost(core, processes, node) {
+            return false;
+        }
+        let Some(places) = member::rot(&core.nodes[node].disks[member::IMAGE], salt) else { return false };
+        core.oracle.lost.insert(node);
+        core.oracle.rotten.insert(node);
+        core.oracle.rotted.extend(places);
+        true
     }
 
     fn look(core: &mut Core<Oracle>, processes: &mut [Option<Self>]) -> bool {
@@ -133,6 +137,19 @@ impl Process for Node {
     }
 }
 
+/// So many members may lose their disks at a time, or have images in which something has rotted, as what is acknowledged lies on others
+/// beside one. A member counts until it has all again that was acknowledged, and has it whole.
+fn may_be_lost(core: &mut Core<Oracle>, processes: &[Option<Node>], node: usize) -> bool {
+    let member = |at: usize| processes[at].as_ref().and_then(Node::member);
+    let below = core.oracle.next();
+    let head = (0..processes.len()).filter_map(|at| Some(member(at)?.head())).max().unwrap_or(0);
+    let Oracle { lost, rotten, plan, .. } = &mut core.oracle;
+    rotten.retain(|at| member(*at).is_none_or(|member| !member.is_sound()));
+    lost.retain(|at| rotten.contains(at) || member(*at).is_none_or(|member| !member.has_all(below, head)));
+    let others = lost.iter().filter(|lost| **lost != node).count();
+    node < usize::from(plan.servers) && others + 1 < usize::from(plan.acks)
+}
+
 /// Whether the members are as one.
 ///
 /// # Errors
@@ -149,9 +166,19 @@ fn settled(core: &mut Core<Oracle>, processes: &[Option<Node>]) -> Result<(), St
     if let Some(why) = members.iter().find_map(|member| member.unsettled(below)) {
         return Err(why);
     }
-    let first = members[0].image();
-    if let Some(other) = (1..count).find(|at| members[*at].image() != first) {
-        let image = members[other].image();
+    // What is no value any more stays as it is.
+    let rotted = &core.oracle.rotted;
+    if let Some(rotten) = members.iter().position(|member| !rotted.is_empty() && !member.is_sound()) {
+        return Err(format!("something in the image of member {rotten} has rotted"));
+    }
+    let image = |member: &Member| {
+        let mut image = member.image();
+        rotted.iter().for_each(|at| image[*at as usize] = 0);
+        image
+    };
+    let first = image(members[0]);
+    if let Some(other) = (1..count).find(|at| image(members[*at]) != first) {
+        let image = image(members[other]);
         let at = first.iter().zip(&image).position(|(a, b)| a != b).unwrap_or(0);
         core.wrong(format!("the images of members 0 and {other} differ at byte {at}"));
     }

@@ -33,6 +33,10 @@ Work {
     behind,
     /// Records that were trimmed.
     trimmed,
+    /// Places that scrubs put right where the store is served.
+    repaired,
+    /// Those that they put right in images.
+    repaired_images,
     /// Operations that clients began.
     begun,
     /// Those that ended, and are known to have.
@@ -66,6 +70,10 @@ pub(crate) struct Oracle {
     acknowledged: BTreeMap<Epoch, u64>,
     /// Members that have lost their disks, or never had a say, and do not have all that was acknowledged.
     pub(super) lost: BTreeSet<usize>,
+    /// Members in whose images something has rotted, and was not seen to be put right.
+    pub(super) rotten: BTreeSet<usize>,
+    /// Where something has rotted in any image: nobody puts right what is no value any more.
+    pub(super) rotted: Vec<u64>,
     /// The time; when an operation came to its end last, and the longest time between two that did.
     pub(super) now: u64,
     done_at: Option<u64>,
@@ -135,6 +143,8 @@ impl Oracle {
             opened: BTreeMap::new(),
             acknowledged: BTreeMap::new(),
             lost: (0..plan.servers.into()).collect(),
+            rotten: BTreeSet::new(),
+            rotted: Vec::new(),
             now: 0,
             done_at: None,
             still: 0,

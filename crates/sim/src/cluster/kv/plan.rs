@@ -51,6 +51,8 @@ pub struct Kv {
     pub lease: u64,
     /// Milliseconds for which an image is looked at before it is sent.
     pub check: u64,
+    /// Milliseconds that a primary rests between two scrubs; 0: it does not scrub.
+    pub scrub: u64,
     /// Updates that a member has under way at a time.
     pub depth: usize,
     /// Bytes of records that a member applies for one order, about.
@@ -111,6 +113,7 @@ impl Service for Kv {
                 notice: rng.pick(&[160, 200, 200, 400]) * MS,
                 lease: rng.pick(&[100, 500, 2000]),
                 check: Rng::new(seed, 34).pick(&[0, 50, 3000]),
+                scrub: Rng::new(seed, 39).pick(&[0, 0, 100, 1000]),
                 depth: rng.pick(&[1, 4, 32]),
                 portion: rng.pick(&[1000, 3000, 4 << 20]),
             },

@@ -76,7 +76,7 @@ impl Process for Member {
         Some(disks)
     }
 
-    fn rots(core: &mut Core<Oracle>, node: usize, salt: u64) -> bool {
+    fn rots(core: &mut Core<Oracle>, _: &[Option<Self>], node: usize, salt: u64) -> bool {
         let quorum = (core.oracle.plan.servers, core.oracle.plan.acks);
         let remembered = core.oracle.remembered[node];
         let rots = server::may_be_lost(core, node, quorum)

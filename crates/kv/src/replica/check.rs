@@ -4,25 +4,30 @@
 //! Each value that the store serves is verified. One that is damaged is put right from whoever has it whole, whoever needs the
 //! image among them, as its old one is still there. Then the image is compared with what is served, which is another copy wherever
 //! it was written since this member took over; what the image has otherwise is shipped again. Where nobody has a value whole, the
-//! damage is sent, and stays an error that names its key.
+//! damage is sent, and stays an error that names its key. The first bytes of the image, which say what it is, are verified and compared as
+//! values are.
 //!
 //! That takes its time, between the messages of clients. Where the log has no room left before it has ended, nothing can wait any more, and
 //! the store itself is in the middle of a change: then the image is looked at for itself ([`put_right`]), as a store that nobody serves.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fmt;
 use std::io;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use remanence_pmem::{Medium, Region};
+use remanence_pmem::Medium;
 
-use super::Ships;
-use crate::memory::Memory;
+use super::driver::{Driver, Fetch, Member};
+use super::{LeadError, Mirror};
+use crate::format::superblock::State;
+use crate::format::{HEAD_WORDS, Superblock};
 use crate::overlay::Overlay;
-use remanence_kv::proto::Refusal;
-use remanence_kv::replica::LeadError;
-use remanence_kv::replica::driver::Fetch;
-use remanence_kv::server::{Options, Scrubbed, Server};
+use crate::proto::Refusal;
+use crate::server::{Options, Scrubbed, Server};
+
+/// What a primary works on.
+type Ships<M, C> = Mirror<M, Driver<C>>;
 
 /// Values that are verified between two messages of clients.
 const VALUES: usize = 16;
@@ -35,7 +40,7 @@ const PIECES: usize = 16;
 
 /// How far the check has come.
 #[derive(Debug)]
-pub(super) struct Check {
+pub struct Check {
     /// Where the scrub goes on; `None`: all values were seen.
     cursor: Option<u64>,
     /// What the image has otherwise than what is served: it is behind there, or damaged.
@@ -51,20 +56,27 @@ impl Default for Check {
 }
 
 /// The image, and who can have it follow.
-pub(super) struct Images<'a> {
-    pub(super) ships: &'a Ships,
-    pub(super) image: &'a Region,
+pub struct Images<'a, M, C, I> {
+    /// The store's working medium.
+    pub ships: &'a Ships<M, C>,
+    /// The image of the member that serves.
+    pub image: &'a I,
 }
 
-impl Images<'_> {
+impl<M, C, I> fmt::Debug for Images<'_, M, C, I> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Images").finish_non_exhaustive()
+    }
+}
+
+impl<M: Medium, C, I: Medium> Images<'_, M, C, I> {
     fn is_as_served(&self, range: &Range<u64>) -> bool {
         let (mut served, mut kept) = (Vec::new(), Vec::new());
         pieces(range).all(|piece| {
             let len = (piece.end - piece.start) as usize;
-            for (medium, bytes) in [(self.ships.medium(), &mut served), (self.image, &mut kept)] {
-                bytes.resize(len, 0);
-                Medium::read(medium, piece.start, bytes);
-            }
+            [&mut served, &mut kept].into_iter().for_each(|bytes| bytes.resize(len, 0));
+            self.ships.medium().read(piece.start, &mut served);
+            self.image.read(piece.start, &mut kept);
             served == kept
         })
     }
@@ -77,11 +89,22 @@ struct Fetched {
     wanted: BTreeSet<(u64, u32)>,
 }
 
-/// Verifies all values of an image which nothing is applied to meanwhile, and puts those right in it that another has whole.
+/// Verifies all values of an image which nothing is applied to meanwhile, and puts those right in it that another has whole. `store`: what it
+/// is, if it is a store yet.
 ///
 /// # Errors
 /// The medium failed.
-pub(super) fn put_right(image: &Region, fetch: Fetch<'_>) -> io::Result<()> {
+pub fn put_right<M: Medium + Clone>(
+    image: &M,
+    store: Option<&Superblock>,
+    fetch: Fetch<'_>,
+) -> io::Result<()> {
+    let is_right = |store: &&Superblock| {
+        Superblock::read(image).is_ok_and(|found| found.whole == [true; 2] && found.superblock == **store)
+    };
+    if let Some(store) = store.filter(|store| !is_right(store)) {
+        store.write(image, State::Current)?;
+    }
     let fetched = Arc::new(Mutex::new(Fetched::default()));
     let overlay = Overlay::new(image.clone());
     // What cannot be checked holds nobody's image up.
@@ -114,27 +137,32 @@ pub(super) fn put_right(image: &Region, fetch: Fetch<'_>) -> io::Result<()> {
         }
     }
     drop(server);
-    sound.iter().flat_map(pieces).try_for_each(|piece| take_over(image, &overlay, &piece))
+    // What is in front of them has changed in the view as it was opened.
+    sound
+        .iter()
+        .filter(|range| range.start >= HEAD_WORDS)
+        .flat_map(pieces)
+        .try_for_each(|piece| take_over(image, &overlay, &piece))
 }
 
 /// Has an image what a view of it has in a place, durably.
-fn take_over(image: &Region, view: &Overlay, piece: &Range<u64>) -> io::Result<()> {
+fn take_over<M: Medium>(image: &M, view: &Overlay<M>, piece: &Range<u64>) -> io::Result<()> {
     let len = (piece.end - piece.start) as usize;
     let (mut whole, mut has) = (vec![0; len], vec![0; len]);
-    Medium::read(view, piece.start, &mut whole);
-    Medium::read(image, piece.start, &mut has);
+    view.read(piece.start, &mut whole);
+    image.read(piece.start, &mut has);
     if whole == has {
         return Ok(());
     }
-    Medium::write(image, piece.start, &whole);
-    Medium::persist(image, piece.clone())
+    image.write(piece.start, &whole);
+    image.persist(piece.clone())
 }
 
 /// What a scrub found of the image of a member.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Held {
-    /// Places of values that are sound where the store is served, and are damaged there: each is the object of a value, or one of
-    /// its chunks.
+    /// Places that are sound where the store is served, and are damaged there: each is the object of a value, or one of its chunks; or a part
+    /// of what stands in front of them, a copy of the superblock for one.
     pub damaged: u64,
     /// Of those, how many are sound again.
     pub repaired: u64,
@@ -143,7 +171,7 @@ pub struct Held {
 /// A scrub of some values from a cursor on, and of what the images of members have in the place of each that is sound. What is damaged there
 /// is shipped again. Members are asked, and not waited for: it goes on whenever it is asked how far it is.
 #[derive(Debug)]
-pub(super) struct Scrub {
+pub struct Scrub {
     /// What was found where the store is served; `None`: not all of it was verified yet.
     scrubbed: Option<Scrubbed>,
     /// Parts of what is sound that are still to be compared.
@@ -168,11 +196,11 @@ struct Piece {
 impl Piece {
     /// Members whose images have something else than what is served, of those that have all that is acknowledged: who is behind, or lacks an
     /// image, has a reason that is said elsewhere. `None`: they are being asked.
-    fn differing(&mut self, ships: &Ships) -> Option<BTreeSet<usize>> {
+    fn differing<M: Medium, C: Member>(&mut self, ships: &Ships<M, C>) -> Option<BTreeSet<usize>> {
         let (at, len) = (self.range.start, self.range.end - self.range.start);
         let is_now = || {
             let mut served = vec![0; len as usize];
-            Medium::read(ships.medium(), at, &mut served);
+            ships.medium().read(at, &mut served);
             served
         };
         let served = self.served.get_or_insert_with(is_now);
@@ -186,9 +214,16 @@ impl Piece {
     }
 }
 
+impl Default for Scrub {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Scrub {
     /// One that has not begun.
-    pub(super) const fn new() -> Self {
+    #[must_use]
+    pub const fn new() -> Self {
         Self { scrubbed: None, pieces: VecDeque::new(), damaged: BTreeMap::new(), still: BTreeMap::new() }
     }
 
@@ -196,10 +231,10 @@ impl Scrub {
     ///
     /// # Errors
     /// Nothing can be shipped any more.
-    pub(super) fn step(
+    pub fn step<W: Medium + Clone, M: Medium, C: Member>(
         &mut self,
-        core: &mut Server<Memory>,
-        ships: &Ships,
+        core: &mut Server<W>,
+        ships: &Ships<M, C>,
         members: usize,
         (cursor, limit): (u64, usize),
     ) -> Result<Option<(Scrubbed, Vec<Held>)>, Refusal> {
@@ -259,7 +294,8 @@ fn pieces(range: &Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
 
 impl Check {
     /// All that can be put right is.
-    pub(super) const fn is_done(&self) -> bool {
+    #[must_use]
+    pub const fn is_done(&self) -> bool {
         self.cursor.is_none() && self.suspects.is_empty()
     }
 
@@ -267,7 +303,11 @@ impl Check {
     ///
     /// # Errors
     /// Nothing can be shipped any more.
-    pub(super) fn step(&mut self, core: &mut Server<Memory>, images: &Images<'_>) -> Result<(), Refusal> {
+    pub fn step<W: Medium + Clone, M: Medium, C: Member>(
+        &mut self,
+        core: &mut Server<W>,
+        images: &Images<'_, M, C, impl Medium>,
+    ) -> Result<(), Refusal> {
         if let Some(cursor) = self.cursor.filter(|_| self.suspects.len() < SUSPECTS_MAX) {
             let suspect = |range: Range<u64>| {
                 if !images.is_as_served(&range) {
@@ -312,11 +352,14 @@ impl Check {
 
 #[cfg(test)]
 mod tests {
+    use remanence_pmem::Region;
+
     use super::*;
-    use remanence_kv::format::object::{Content, emit};
-    use remanence_kv::format::{Geometry, ObjectAddress};
-    use remanence_kv::proto::{Expect, Reply, Request};
-    use remanence_kv::server::format;
+    use crate::format::object::{Content, emit};
+    use crate::format::superblock::COPIES;
+    use crate::format::{Geometry, ObjectAddress};
+    use crate::proto::{Expect, Reply, Request};
+    use crate::server::{Where, format};
 
     const LEN: u64 = 1 << 20;
 
@@ -342,6 +385,25 @@ mod tests {
         (region, places)
     }
 
+    #[test]
+    fn what_a_medium_says_of_itself_is_scrubbed_with_its_values() {
+        let (region, _) = image();
+        let (mut server, _) = Server::open(region.clone(), Options::default()).expect("a store");
+        let whole = bytes(&region);
+        for copies in [&COPIES[..], &COPIES[1..]] {
+            copies.iter().for_each(|at| Medium::write(&region, at + 16, &[0xA5; 30]));
+            let mut sound = Vec::new();
+            let scrubbed =
+                server.scrub_with(0, 100, |range| sound.push(range)).expect("memory does not fail");
+            assert_eq!((scrubbed.verified, scrubbed.repaired), (40, copies.len() as u64), "{scrubbed:?}");
+            assert!(bytes(&region) == whole, "all is as it was");
+            assert!(COPIES.iter().all(|at| sound.iter().any(|range| range.start == *at)), "{sound:?}");
+        }
+        assert_eq!(server.scrub(0, 100).expect("memory does not fail").repaired, 0, "once is enough");
+        let named = |copy| server.findings().iter().any(|found| found.at == Where::Superblock(copy));
+        assert!(named(0) && named(1));
+    }
+
     fn bytes(region: &Region) -> Vec<u8> {
         let mut bytes = vec![0; LEN as usize];
         Medium::read(region, 0, &mut bytes);
@@ -352,15 +414,17 @@ mod tests {
     fn an_image_that_cannot_wait_is_put_right_from_who_has_a_value_whole() {
         let (region, places) = image();
         let whole = bytes(&region);
+        let store = Superblock::read(&region).expect("a store").superblock;
         let damage = |places: &[u64]| {
             for at in places {
                 Medium::write(&region, *at, &[whole[*at as usize] ^ 1]);
             }
         };
         damage(&places[3..30]);
+        damage(&COPIES.map(|at| at + 20));
         let damaged = bytes(&region);
         let mut asked = 0;
-        put_right(&region, &mut |at, len| {
+        put_right(&region, Some(&store), &mut |at, len| {
             asked += 1;
             let part = at as usize..at as usize + len as usize;
             vec![damaged[part.clone()].to_vec(), whole[part].to_vec()]
@@ -370,7 +434,7 @@ mod tests {
         assert!((27..200).contains(&asked), "{asked}");
         damage(&places[..2]);
         let damaged = bytes(&region);
-        put_right(&region, &mut |_, _| Vec::new()).expect("memory does not fail");
+        put_right(&region, Some(&store), &mut |_, _| Vec::new()).expect("memory does not fail");
         assert!(bytes(&region) == damaged, "where nobody has it, it is left as it is");
     }
 }

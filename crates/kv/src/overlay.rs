@@ -1,4 +1,4 @@
-//! A view of a region in which writes change nothing but the view: to see what recovery would do.
+//! A view of a medium in which writes change nothing but the view: to see what recovery would do.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -9,29 +9,30 @@ use remanence_pmem::{Medium, Region};
 
 const PAGE: u64 = 4096;
 
-/// A region, and copies of those of its pages that were written through this view.
+/// A medium, and copies of those of its pages that were written through this view.
 #[derive(Debug)]
-pub(super) struct Overlay {
-    region: Region,
+pub struct Overlay<M = Region> {
+    medium: M,
     /// The pages that were written, by their number.
     pages: RefCell<BTreeMap<u64, Vec<u8>>>,
 }
 
-impl Overlay {
-    pub(super) const fn new(region: Region) -> Self {
-        Self { region, pages: RefCell::new(BTreeMap::new()) }
+impl<M: Medium> Overlay<M> {
+    /// A view in which nothing was written yet.
+    pub const fn new(medium: M) -> Self {
+        Self { medium, pages: RefCell::new(BTreeMap::new()) }
     }
 
     fn inside(&self, offset: u64, len: usize) {
-        let fits = offset.checked_add(len as u64).is_some_and(|end| end <= Medium::len(&self.region));
-        assert!(fits, "{len} bytes at offset {offset} do not lie in the region");
+        let fits = offset.checked_add(len as u64).is_some_and(|end| end <= self.medium.len());
+        assert!(fits, "{len} bytes at offset {offset} do not lie in the medium");
     }
 
-    /// A page as the region has it.
+    /// A page as the medium has it.
     fn fresh(&self, page: u64) -> Vec<u8> {
         let at = page * PAGE;
-        let mut bytes = vec![0; PAGE.min(Medium::len(&self.region) - at) as usize];
-        Medium::read(&self.region, at, &mut bytes);
+        let mut bytes = vec![0; PAGE.min(self.medium.len() - at) as usize];
+        self.medium.read(at, &mut bytes);
         bytes
     }
 
@@ -57,14 +58,14 @@ fn parts(offset: u64, len: usize) -> impl Iterator<Item = (u64, usize, Range<usi
     })
 }
 
-impl Medium for Overlay {
+impl<M: Medium> Medium for Overlay<M> {
     fn len(&self) -> u64 {
-        Medium::len(&self.region)
+        self.medium.len()
     }
 
     fn read(&self, offset: u64, into: &mut [u8]) {
         self.inside(offset, into.len());
-        Medium::read(&self.region, offset, into);
+        self.medium.read(offset, into);
         let pages = self.pages.borrow();
         if pages.is_empty() {
             return;
