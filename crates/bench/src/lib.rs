@@ -27,6 +27,7 @@ pub mod remotelog;
 pub mod report;
 pub mod rpc;
 pub mod samples;
+pub mod server_load;
 pub mod stats;
 pub mod transport;
 pub mod urdma;

@@ -413,6 +413,11 @@ impl Server {
         self.remote.on_round(work);
     }
 
+    /// The serving thread never sleeps: [`Server::spin`](remanence_remote::Server::spin).
+    pub fn spin(&mut self) {
+        self.remote.spin();
+    }
+
     /// From here on counts messages, and the CPU time that the application spends on them.
     pub fn meter(&mut self) -> remanence_remote::Meter {
         self.remote.meter()

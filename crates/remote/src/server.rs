@@ -435,6 +435,7 @@ pub(crate) struct Application {
     pub(crate) handlers: BTreeMap<u16, Handler>,
     pub(crate) ahead: Option<(u16, Ahead)>,
     pub(crate) round: Option<Box<dyn FnMut() + Send>>,
+    pub(crate) spins: bool,
     pub(crate) turn: Option<TurnWork>,
 }
 
@@ -621,10 +622,16 @@ impl Server {
         SessionControl(self.core.floor.control())
     }
 
-    /// Other work of the serving thread: called again and again, and no message is served meanwhile. This is what a busy
-    /// application is to those who need its help; with it the thread never sleeps.
+    /// Other work of the serving thread: called again and again, each time before it looks at what has come, and serves all of
+    /// that. Who comes during a call waits until its end. This is what a busy application is to those who need its help; with it
+    /// the thread never sleeps.
     pub fn on_round(&mut self, work: impl FnMut() + Send + 'static) {
         self.application.round = Some(Box::new(work));
+    }
+
+    /// The serving thread never sleeps: it looks whether something has come, again and again. The lowest latency, for a core.
+    pub fn spin(&mut self) {
+        self.application.spins = true;
     }
 
     /// What the serving thread does besides messages, unlike [`on_round`](Self::on_round) without keeping a core busy: called

@@ -9,8 +9,8 @@ use remanence_codec::clipped;
 use remanence_pmem::Region;
 use remanence_rnic::{Access, Data, MwBind, PostError, SendFlags, SendWr, WcOpcode};
 use remanence_service::server::{
-    Admit, Buffers, Close, Decision, Error as FloorError, Full, Link, Lot, Message, Place, Refusal, Request,
-    Service, Session, SessionId, Sessions, Spec, Turn, Workshop,
+    Admit, Between, Buffers, Close, Decision, Error as FloorError, Full, Link, Lot, Message, Place, Refusal,
+    Request, Service, Session, SessionId, Sessions, Spec, Turn, Workshop,
 };
 use remanence_verbs::{ConnectAttr, Mw};
 use remanence_wire::Qpn;
@@ -187,8 +187,12 @@ impl<'a> Serving<'a> {
 impl Service for Serving<'_> {
     type State = State;
 
-    fn is_busy(&self) -> bool {
-        self.application.round.is_some()
+    fn between(&self) -> Between {
+        match (&self.application.round, self.application.spins) {
+            (Some(_), _) => Between::Works,
+            (None, true) => Between::Spins,
+            (None, false) => Between::Sleeps,
+        }
     }
 
     fn work(&mut self) {

@@ -496,6 +496,11 @@ impl LogServer {
         self.server.on_round(work);
     }
 
+    /// The serving thread never sleeps: [`Server::spin`](remanence_remote::Server::spin).
+    pub fn spin(&mut self) {
+        self.server.spin();
+    }
+
     /// Serves until it is [stopped](remanence_remote::Server::run).
     ///
     /// # Errors

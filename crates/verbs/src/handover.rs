@@ -13,10 +13,10 @@
 //!
 //! At most one thread watches: two would both be woken by each packet. Of several waiters one has the *seat*, and spins and
 //! watches; the others are on the *bench*, where they sleep until whoever drives has something for them. The seat is for
-//! a *warm* waiter, whose thread found what it waited for the last time: a server that waits for requests in one thread and for
-//! connections in another would else pay two switches of threads for each request. A *cold* one makes room, and takes the
-//! seat only when no warm one has left it lately. Who has the seat while others find what they wait for, and it does
-//! not, cools down.
+//! a *warm* waiter, whose thread found what it waited for the last time ([`warm_after`] has it exactly): a server that waits for
+//! requests in one thread and for connections in another would else pay two switches of threads for each request. A *cold* one
+//! makes room, and takes the seat only when no warm one has left it lately; meanwhile the progress thread sees to the link, and is
+//! called to it if it rests. Who has the seat while others find what they wait for, and it does not, cools down.
 //!
 //! The progress thread is in one of these
 //! states, and every change of state happens under the device lock:
@@ -157,6 +157,12 @@ pub enum Progress {
     Spin,
     /// There is no progress thread: peers are served only while the consumer polls or waits.
     ByConsumer,
+}
+
+/// Whether a thread is warm after a wait, of what it was before. One that ended at a limit of less than a lease was not in vain: a
+/// server that has something to do soon looks again until then, and would else lose the seat each time.
+pub(crate) fn warm_after(before: bool, found: bool, limit: Option<Duration>) -> bool {
+    found || (before && limit.is_some_and(|limit| limit < LEASE_MAX))
 }
 
 /// Which waiter; an index that `progress.rs` hands out.
@@ -686,7 +692,7 @@ impl Handover {
                 self.take_seat(now, id, warm);
             }
             Some(_) => return (self.sit_down(id, warm), Kick::None),
-            None if !warm && self.is_kept(now) => return (self.sit_down(id, warm), Kick::None),
+            None if !warm && self.is_kept(now) => return (self.sit_down(id, warm), self.see_to_it()),
             None => self.take_seat(now, id, warm),
         }
         // Two on the link are one too many, also while the one in the seat spins.
@@ -714,6 +720,15 @@ impl Handover {
             self.bench.push((id, warm));
         }
         Plan::Rest(None)
+    }
+
+    /// The seat stays empty while somebody waits: the progress thread would not look before its lease is over, and is called.
+    fn see_to_it(&mut self) -> Kick {
+        if !matches!(self.thread, Thread::Leased { .. }) {
+            return Kick::None;
+        }
+        self.thread = Thread::Awake;
+        Kick::Thread
     }
 
     /// A warm waiter was in the seat lately and may be back soon; until then the progress thread sees to it.

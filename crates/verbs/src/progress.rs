@@ -11,7 +11,7 @@ use remanence_rnic::{FlushId, Instant};
 
 use crate::context::Shared;
 use crate::driver::{Driver, Interest, shorter};
-use crate::handover::{LEASE_LIMIT, Plan, WaiterId};
+use crate::handover::{LEASE_LIMIT, Plan, WaiterId, warm_after};
 use crate::wake::{Bell, Waker};
 
 /// How long a warm waiter on the bench looks whether it is called before it sleeps.
@@ -92,7 +92,7 @@ thread_local! {
     /// What this thread sleeps on while it is blocked in a call; made once, as it costs two system calls.
     static BLOCKED: RefCell<Option<Arc<Bell>>> = const { RefCell::new(None) };
 
-    /// Whether the last wait of this thread brought what it waited for.
+    /// What `warm_after` says of this thread's last wait.
     static WARM: Cell<bool> = const { Cell::new(true) };
 }
 
@@ -128,6 +128,8 @@ pub(crate) enum Outcome<T> {
 /// others rely on it: who does not take another step says so with [`leave`](Self::leave).
 pub(crate) struct Waiting {
     end: Option<Instant>,
+    /// What the caller waits at most.
+    patience: Option<Duration>,
     interest: Interest,
     bell: Arc<Bell>,
     warm: bool,
@@ -142,6 +144,7 @@ impl Waiting {
     pub(crate) fn new(shared: &Shared, limit: Option<Duration>, interest: Interest) -> Self {
         Self {
             end: limit.map(|limit| shared.clock.now() + limit),
+            patience: limit,
             interest,
             bell: blocked(),
             warm: WARM.get(),
@@ -183,7 +186,7 @@ impl Waiting {
                 if let Some(me) = self.me.take() {
                     turn.waiter_left(now, me, found.is_some());
                 }
-                WARM.set(found.is_some());
+                WARM.set(warm_after(self.warm, found.is_some(), self.patience));
                 return Next::Over(match found {
                     Some(found) => Outcome::Found(found),
                     None if interrupted => Outcome::Interrupted,

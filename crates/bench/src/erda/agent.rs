@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
 
 use remanence_erda_paper::baseline::{Scheme, Sizes};
 use remanence_kv::view::Mode;
@@ -87,20 +86,6 @@ pub(super) fn declared() -> Config {
     Config::paper(Domain::Dmp, false, Buffers::Dram)
 }
 
-/// What takes the application's time elsewhere.
-fn work(us: u64) -> impl FnMut() + Send + 'static {
-    let limit = Duration::from_micros(us);
-    move || {
-        let begin = Instant::now();
-        let mut state = 1_u64;
-        while begin.elapsed() < limit {
-            for _ in 0..64 {
-                state = std::hint::black_box(state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1));
-            }
-        }
-    }
-}
-
 /// A store that is served.
 struct Running {
     addr: SocketAddr,
@@ -153,12 +138,13 @@ impl Running {
         let region = memory.open(&open.file).map_err(words)?;
         region.populate();
         let mut server = BaselineServer::bind(&context, region, &options)?;
-        if open.busy_us > 0 {
-            server.on_round(work(open.busy_us));
-        }
+        let application = open.load.put_on(&mut server)?;
         let (addr, meter) = (server.addr(), server.meter());
         let stopping = stop.clone();
-        let thread = serve(move || server.run(&stopping))?;
+        let thread = serve(move || {
+            let _beside = application;
+            server.run(&stopping)
+        })?;
         Ok((Self { addr, meter, stop, thread: Some(thread), _file: file }, String::new()))
     }
 
@@ -183,12 +169,13 @@ impl Running {
             options(ServerOptions::file(&open.file).size(open.size))
         };
         let mut server = Server::bind(context, options).map_err(words)?;
-        if open.busy_us > 0 {
-            server.on_round(work(open.busy_us));
-        }
+        let application = open.load.put_on(&mut server)?;
         let (addr, meter, sentence) = (server.addr(), server.meter(), server.sentence());
         let stopping = stop.clone();
-        let thread = serve(move || server.run(&stopping).map(drop).map_err(words))?;
+        let thread = serve(move || {
+            let _beside = application;
+            server.run(&stopping).map(drop).map_err(words)
+        })?;
         Ok((Self { addr, meter, stop, thread: Some(thread), _file: file }, sentence))
     }
 

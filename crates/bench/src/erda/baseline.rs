@@ -18,6 +18,8 @@ use remanence_pmem::Region;
 use remanence_remote::{Done, Meter, Options, ServerOptions, Session, Stop, Work};
 use remanence_verbs::Context;
 
+use crate::server_load::Loaded;
+
 /// The number of the service, and how messages are received: as at a server of Erda.
 const SERVICE: u16 = remanence_kv_live::SERVICE;
 const SLOTS: u16 = 16;
@@ -106,11 +108,6 @@ impl BaselineServer {
         self.remote.addr()
     }
 
-    /// Other work of the serving thread: see [`remanence_remote::Server::on_round`].
-    pub(super) fn on_round(&mut self, work: impl FnMut() + Send + 'static) {
-        self.remote.on_round(work);
-    }
-
     /// Counts what the application costs, from here on.
     pub(super) fn meter(&mut self) -> Meter {
         self.remote.meter()
@@ -120,6 +117,16 @@ impl BaselineServer {
     pub(super) fn run(&mut self, stop: &Stop) -> Result<(), String> {
         self.remote.run(stop).map_err(words)?;
         lock(&self.store).apply(usize::MAX).map(drop).map_err(words)
+    }
+}
+
+impl Loaded for BaselineServer {
+    fn on_round(&mut self, work: impl FnMut() + Send + 'static) {
+        self.remote.on_round(work);
+    }
+
+    fn spin(&mut self) {
+        self.remote.spin();
     }
 }
 

@@ -17,6 +17,7 @@ use super::{Bench, Native, Series, VALUE, connecting, load_of, sound, title};
 use crate::machine::State;
 use crate::report::{Kind, Row};
 use crate::samples::{Key, Metric};
+use crate::server_load::ServerLoad;
 
 /// The rows of one workload over time.
 pub(super) fn over_time(mix: Mix) -> String {
@@ -70,7 +71,7 @@ impl Bench<'_> {
 
     fn cleaned(&mut self, mix: Mix) -> Result<Cleaned, String> {
         let (records, time, slice) = extent(self.options.effort);
-        let (addr, mut handles) = self.open(Series::Erda, VALUE, false, 1, records)?;
+        let (addr, mut handles) = self.open(Series::Erda, VALUE, ServerLoad::IDLE, 1, records)?;
         // What shall be cleaned away.
         let stale = load_of(Mix::Update, VALUE, records, time / 4);
         load::run(&stale, &mut handles, &AtomicBool::new(false))?;

@@ -9,6 +9,7 @@ use super::{cleaning, table1, title};
 use crate::plot::{self, Axis, Line, Panel, Point};
 use crate::redis::Shape;
 use crate::report::{Report, Row, bytes};
+use crate::server_load::ServerLoad;
 
 /// Panels beside each other: the paper has four workloads.
 const COLUMNS: usize = 4;
@@ -54,9 +55,9 @@ fn lines(
     plot::lines(&rows.iter().collect::<Vec<_>>())
 }
 
-/// The schemes with an idle, or a busy, server.
-fn with(busy: bool) -> impl Fn(&str) -> Option<String> {
-    move |series| series.strip_suffix(if busy { "/busy" } else { "/idle" }).map(str::to_owned)
+/// The schemes at such a server.
+fn with(load: ServerLoad) -> impl Fn(&str) -> Option<String> {
+    move |series| load.scheme(series).map(str::to_owned)
 }
 
 fn as_it_is(series: &str) -> Option<String> {
@@ -69,17 +70,37 @@ fn panel(caption: String, x: Axis, unit: &str, series: Vec<Line>) -> Panel {
 
 fn latency(report: &Report, panels: &mut Vec<Panel>) {
     for (number, mix) in (14..).zip(Mix::PAPER_002) {
-        for (busy, server) in [(false, "idle server"), (true, "busy server")] {
-            let series = lines(report, &format!("{} mean", title(mix)), "latency", 1.0, with(busy));
-            let caption = format!("Figure {number}: {}, mean latency, {server}", title(mix));
+        for load in [ServerLoad::IDLE, ServerLoad::BUSY] {
+            let series = lines(report, &format!("{} mean", title(mix)), "latency", 1.0, with(load));
+            let caption = format!("Figure {number}: {}, mean latency, server: {}", title(mix), load.name());
             panels.push(panel(caption, Axis::Log("bytes".into()), "us", series));
         }
+        panels.push(by_work(report, &format!("{} mean", title(mix))));
     }
+}
+
+/// The schemes where the server works for so long before each look.
+fn by_work(report: &Report, op: &str) -> Panel {
+    let mut series: Vec<Line> = Vec::new();
+    for load in ServerLoad::ALL {
+        let Some(us) = load.work_us() else { continue };
+        for (name, points) in lines(report, op, "latency", 1.0, with(load)) {
+            let at = points.iter().find(|point| point.x == super::VALUE as f64);
+            let Some(point) = at.map(|&point| Point { x: us.into(), ..point }) else { continue };
+            match series.iter_mut().find(|(other, _)| *other == name) {
+                Some((_, points)) => points.push(point),
+                None => series.push((name, vec![point])),
+            }
+        }
+    }
+    let caption = format!("{op} latency by the server's work between two looks, {} B", super::VALUE);
+    panel(caption, Axis::Linear("us of work".into()), "us", series)
 }
 
 fn throughput(report: &Report, panels: &mut Vec<Panel>) {
     for (number, mix) in (18..).zip(Mix::PAPER_002) {
-        let series = lines(report, &format!("{} by threads", title(mix)), "rate", 1e3, with(false));
+        let series =
+            lines(report, &format!("{} by threads", title(mix)), "rate", 1e3, with(ServerLoad::IDLE));
         let caption = format!("Figure {number}: {}, throughput", title(mix));
         panels.push(panel(caption, Axis::Linear("threads".into()), "KOp/s", series));
     }
@@ -98,7 +119,8 @@ fn cpu(report: &Report, panels: &mut Vec<Panel>) {
         for size in &sizes {
             let mut series: Vec<Line> = Vec::new();
             for (n, mix) in Mix::PAPER_002.into_iter().enumerate() {
-                let all = lines(report, &format!("{} {what}", title(mix)), "cpu", 1.0, with(false));
+                let all =
+                    lines(report, &format!("{} {what}", title(mix)), "cpu", 1.0, with(ServerLoad::IDLE));
                 let at = |points: &[Point]| points.iter().find(|p| p.x == *size as f64).map(|p| p.y);
                 let erda = all.iter().find(|(name, _)| name == super::Series::TwoReads.name());
                 let erda = erda.and_then(|(_, points)| at(points));
@@ -252,8 +274,8 @@ mod tests {
             for (n, scheme) in ["Erda, two READs", "Redo Logging"].into_iter().enumerate() {
                 for size in [16, 64, 256, 1024] {
                     let y = (n * 50) as f64;
-                    for state in ["idle", "busy"] {
-                        let series = format!("{scheme}/{state}");
+                    for load in ServerLoad::ALL {
+                        let series = load.series(scheme);
                         rows.push(row(&format!("{} mean", title(mix)), &series, "latency", "us", size, y));
                         rows.push(row(
                             &format!("{} application", title(mix)),

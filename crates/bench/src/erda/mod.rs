@@ -49,11 +49,10 @@ use crate::effort::Effort;
 use crate::machine::State;
 use crate::report::{Report, Row};
 use crate::samples::{Key, Metric, Samples};
+use crate::server_load::ServerLoad;
 
 /// Bytes of a value where the paper sweeps something else, and says so for its figure 26 only.
 const VALUE: usize = 1024;
-/// How long a busy application works before it looks at its messages.
-const WORK_US: u64 = 50;
 /// How long a server may go without a sign.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// A quick run begins nothing new after this.
@@ -202,7 +201,7 @@ enum Figure {
     Threads,
 }
 
-fn key(figure: Figure, mix: Mix, series: Series, busy: bool, x: usize) -> Key {
+fn key(figure: Figure, mix: Mix, series: Series, load: ServerLoad, x: usize) -> Key {
     let (what, metric) = match figure {
         Figure::Each => ("each", Metric::Latency),
         Figure::Mean => ("mean", Metric::Latency),
@@ -211,13 +210,12 @@ fn key(figure: Figure, mix: Mix, series: Series, busy: bool, x: usize) -> Key {
         Figure::Messages => ("application", Metric::Messages),
         Figure::Threads => ("by threads", Metric::Rate),
     };
-    let state = if busy { "busy" } else { "idle" };
-    Key {
-        op: format!("{} {what}", title(mix)),
-        x: x as u64,
-        series: format!("{}/{state}", series.name()),
-        metric,
-    }
+    Key { op: format!("{} {what}", title(mix)), x: x as u64, series: load.series(series.name()), metric }
+}
+
+/// The servers that values of a size are measured at: all kinds where other things are swept.
+fn loads(value: usize) -> &'static [ServerLoad] {
+    if value == VALUE { &ServerLoad::ALL } else { &[ServerLoad::IDLE, ServerLoad::BUSY] }
 }
 
 /// What is measured twice in each block: a scheme, and the bytes of a value.
@@ -252,11 +250,13 @@ pub fn run(
 ) -> Result<(Report, Vec<Claim>), String> {
     let effort = options.effort;
     let parts = if options.parts.is_empty() { Part::ALL.to_vec() } else { options.parts.clone() };
-    let each = effort.rounds() * (Series::ALL.len() * 2) as u64;
+    let each = effort.rounds() * Series::ALL.len() as u64;
     let steps = |part: &Part| match part {
-        Part::Latency => each * effort.sizes().len() as u64,
+        Part::Latency => {
+            each * effort.sizes().into_iter().map(|value| loads(value).len() as u64).sum::<u64>()
+        }
         // Once more at four threads: with a busy server.
-        Part::Threads => each / 2 * (effort.threads().len() as u64 + 1),
+        Part::Threads => each * (effort.threads().len() as u64 + 1),
         Part::Cleaning => Mix::PAPER_002.len() as u64,
         Part::Bytes => 1,
         Part::Peers => peerside::steps(effort),
@@ -310,7 +310,7 @@ pub fn run(
         "flow": "a PUT of Erda: the request by WRITE with immediate, which has the client's number; the address back by SEND; the \
                  object by WRITE. Durable, and beside peers: the request by SEND, and a recipe for the object",
         "threads_value": VALUE,
-        "busy_us": WORK_US,
+        "servers": ServerLoad::ALL.map(ServerLoad::name),
         "parts": parts.iter().map(|part| part.name()).collect::<Vec<_>>(),
         "x": axes,
         "cleaning": bench.intervals,
@@ -368,7 +368,7 @@ impl Bench<'_> {
         &mut self,
         series: Series,
         value: usize,
-        busy: bool,
+        load: ServerLoad,
         threads: usize,
         records: u64,
     ) -> Result<(SocketAddr, Vec<Handle>), String> {
@@ -382,7 +382,7 @@ impl Bench<'_> {
             keys: records,
             // So much that logs are hardly ever cleaned in the middle, but for where that is what is looked at.
             size: 64 << 20,
-            busy_us: if busy { WORK_US } else { 0 },
+            load,
         };
         let agent = self.agent();
         let server = match self.servers.entry(series) {
@@ -392,8 +392,8 @@ impl Bench<'_> {
         let (addr, _) = server.open(&open)?;
         let mut handles =
             (0..threads).map(|_| connect(&self.device, series, addr)).collect::<Result<Vec<_>, _>>()?;
-        let load = load_of(Mix::C, value, records, Duration::ZERO);
-        load::fill(&load, &mut handles[..1], &AtomicU64::new(0))?;
+        let records = load_of(Mix::C, value, records, Duration::ZERO);
+        load::fill(&records, &mut handles[..1], &AtomicU64::new(0))?;
         self.quiet(series, &mut handles, true)?;
         Ok((addr, handles))
     }
@@ -434,13 +434,13 @@ impl Bench<'_> {
         self.samples.order(Series::ALL.len()).into_iter().map(|n| Series::ALL[n]).collect()
     }
 
-    /// What is measured twice in each block, with an idle server and with a busy one.
+    /// What is measured twice in each block, at every kind of server.
     fn controls(&mut self) {
         let (series, value) = CONTROL;
-        for busy in [false, true] {
+        for load in ServerLoad::ALL {
             for mix in [Mix::C, Mix::Update] {
                 for figure in [Figure::Each, Figure::Mean] {
-                    self.samples.control(&key(figure, mix, series, busy, value));
+                    self.samples.control(&key(figure, mix, series, load, value));
                 }
             }
         }
@@ -451,7 +451,7 @@ impl Bench<'_> {
         for round in 0..effort.rounds() {
             self.samples.block(round);
             for value in effort.sizes() {
-                for busy in [false, true] {
+                for &load in loads(value) {
                     for series in self.series() {
                         self.step(&format!("{} with values of {value} bytes", series.name()));
                         if self.is_late() {
@@ -459,7 +459,7 @@ impl Bench<'_> {
                         }
                         let twice = if (series, value) == CONTROL { &[false, true][..] } else { &[false] };
                         for again in twice {
-                            if let Err(why) = self.latencies(series, value, busy, round as usize, *again) {
+                            if let Err(why) = self.latencies(series, value, load, round as usize, *again) {
                                 self.servers.remove(&series);
                                 self.skip(format!("{}: {why}", series.name()));
                             }
@@ -474,23 +474,23 @@ impl Bench<'_> {
         &mut self,
         series: Series,
         value: usize,
-        busy: bool,
+        load: ServerLoad,
         round: usize,
         again: bool,
     ) -> Result<(), String> {
         let effort = self.options.effort;
-        let (_, mut handles) = self.open(series, value, busy, 1, effort.records())?;
+        let (_, mut handles) = self.open(series, value, load, 1, effort.records())?;
         for n in 0..Mix::PAPER_002.len() {
             let mix = Mix::PAPER_002[(n + round) % Mix::PAPER_002.len()];
-            let load = load_of(mix, value, effort.records(), effort.burst());
+            let asked = load_of(mix, value, effort.records(), effort.burst());
             let before = self.quiet(series, &mut handles, true)?;
             self.state = self.probe();
-            let measured = load::run(&load, &mut handles, &AtomicBool::new(false))?;
+            let measured = load::run(&asked, &mut handles, &AtomicBool::new(false))?;
             // What was put off belongs to the operations that put it off.
             let cost = self.quiet(series, &mut handles, mix != Mix::C)?.since(before);
             let (from, to) = self.states();
-            sound(&load, &measured)?;
-            let all = load::together(&load, &measured).latency;
+            sound(&asked, &measured)?;
+            let all = load::together(&asked, &measured).latency;
             let count = all.len().max(1) as f64;
             let each = all.iter_recorded().flat_map(|v| {
                 std::iter::repeat_n(
@@ -499,7 +499,7 @@ impl Bench<'_> {
                 )
             });
             let of = |figure| {
-                let key = key(figure, mix, series, busy, value);
+                let key = key(figure, mix, series, load, value);
                 if again { key.again() } else { key }
             };
             self.samples.add(&of(Figure::Each), from, to, each);
@@ -518,13 +518,14 @@ impl Bench<'_> {
             self.samples.block(round);
             for threads in effort.threads() {
                 // The bar is at four threads: there the server is busy too.
-                for busy in if threads == 4 { &[false, true][..] } else { &[false] } {
+                let loads = [ServerLoad::IDLE, ServerLoad::BUSY];
+                for &load in if threads == 4 { &loads[..] } else { &loads[..1] } {
                     for series in self.series() {
                         self.step(&format!("{} by {threads} threads", series.name()));
                         if self.is_late() {
                             continue;
                         }
-                        if let Err(why) = self.rates(series, threads, *busy, round as usize) {
+                        if let Err(why) = self.rates(series, threads, load, round as usize) {
                             self.servers.remove(&series);
                             self.skip(format!("{} by {threads} threads: {why}", series.name()));
                         }
@@ -534,18 +535,24 @@ impl Bench<'_> {
         }
     }
 
-    fn rates(&mut self, series: Series, threads: usize, busy: bool, round: usize) -> Result<(), String> {
+    fn rates(
+        &mut self,
+        series: Series,
+        threads: usize,
+        load: ServerLoad,
+        round: usize,
+    ) -> Result<(), String> {
         let effort = self.options.effort;
-        let (_, mut handles) = self.open(series, VALUE, busy, threads, effort.records())?;
+        let (_, mut handles) = self.open(series, VALUE, load, threads, effort.records())?;
         for n in 0..Mix::PAPER_002.len() {
             let mix = Mix::PAPER_002[(n + round) % Mix::PAPER_002.len()];
-            let load = load_of(mix, VALUE, effort.records(), effort.burst());
+            let asked = load_of(mix, VALUE, effort.records(), effort.burst());
             self.quiet(series, &mut handles, true)?;
             self.state = self.probe();
-            let measured = load::run(&load, &mut handles, &AtomicBool::new(false))?;
+            let measured = load::run(&asked, &mut handles, &AtomicBool::new(false))?;
             let (from, to) = self.states();
-            sound(&load, &measured)?;
-            let key = key(Figure::Threads, mix, series, busy, threads);
+            sound(&asked, &measured)?;
+            let key = key(Figure::Threads, mix, series, load, threads);
             self.samples.add(&key, from, to, [measured.rate() / 1e6]);
         }
         drop(handles);

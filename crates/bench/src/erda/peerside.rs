@@ -19,6 +19,7 @@ use super::{Bench, Native, agent, connecting, load_of, sound, table1};
 use crate::machine::State;
 use crate::redis::{self, Fsync, Process, Shape};
 use crate::samples::{Key, Metric};
+use crate::server_load::ServerLoad;
 
 /// Where data lies.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -266,7 +267,7 @@ fn start(
                 value: 64,
                 keys: bench.options.effort.records(),
                 size: SIZE,
-                busy_us: 0,
+                load: ServerLoad::IDLE,
             };
             let (addr, _) = server.open(&open)?;
             let device = agent::device(carrier)?;

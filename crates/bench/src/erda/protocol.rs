@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::server_load::ServerLoad;
+
 /// What carries the packets between server and clients.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -52,8 +54,8 @@ pub(crate) struct Open {
     pub(crate) keys: u64,
     /// Bytes of a store of ours.
     pub(crate) size: u64,
-    /// Microseconds that the application works between two looks at its messages; 0: it does nothing else.
-    pub(crate) busy_us: u64,
+    /// What its application does besides.
+    pub(crate) load: ServerLoad,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -109,14 +111,14 @@ mod tests {
             value: 64,
             keys: 10,
             size: 1 << 20,
-            busy_us: 50,
+            load: ServerLoad::BUSY,
         };
         let text = serde_json::to_string(&Request::Open(open)).expect("plain data");
         assert!(!text.contains('\n'));
         let Ok(Request::Open(back)) = serde_json::from_str(&text) else { panic!("{text}") };
         assert_eq!(
-            (back.served, back.carrier, back.busy_us),
-            (Served::Erda { durable: true }, Carrier::Shm, 50)
+            (back.served, back.carrier, back.load),
+            (Served::Erda { durable: true }, Carrier::Shm, ServerLoad::BUSY)
         );
     }
 }

@@ -9,11 +9,12 @@ use remanence_ycsb::workload::Mix;
 use super::cleaning::{self, Cleaned};
 use super::peerside::{self, Action, DataDirectory, Who};
 use super::protocol::Carrier;
-use super::{Bench, Figure, Part, Series, key, table1, title};
+use super::{Bench, Figure, Part, Series, key, loads, table1, title};
 use crate::claims::{Claim, Verdict, times};
 use crate::redis::{Fsync, Shape};
 use crate::report::{Bar, Sense, figure};
 use crate::samples::Key;
+use crate::server_load::ServerLoad;
 use crate::stats::{self, Estimate};
 
 /// Ratios at several points, if they were found at each of them.
@@ -36,8 +37,8 @@ fn worse(found: [Option<Estimate>; 2], sense: Sense) -> Option<Estimate> {
 
 impl Bench<'_> {
     /// Over all value sizes.
-    fn by_size(&self, figure: Figure, mix: Mix, over: Series, under: Series, busy: bool) -> Ratios {
-        let of = |series, value| key(figure, mix, series, busy, value);
+    fn by_size(&self, figure: Figure, mix: Mix, over: Series, under: Series, load: ServerLoad) -> Ratios {
+        let of = |series, value| key(figure, mix, series, load, value);
         let sizes = self.options.effort.sizes().into_iter();
         Ratios(sizes.map(|value| self.samples.ratio(&of(over, value), &of(under, value))).collect())
     }
@@ -47,17 +48,18 @@ impl Bench<'_> {
         mix: Mix,
         over: Series,
         under: Series,
-        busy: bool,
+        load: ServerLoad,
         threads: usize,
     ) -> Option<Estimate> {
-        let of = |series| key(Figure::Threads, mix, series, busy, threads);
+        let of = |series| key(Figure::Threads, mix, series, load, threads);
         self.samples.ratio(&of(over), &of(under))
     }
 
-    /// The most that was seen at any size, server idle or busy.
+    /// The most that was seen at any size and server.
     fn most(&self, figure: Figure, mix: Mix, series: Series) -> Option<f64> {
         let sizes = self.options.effort.sizes().into_iter();
-        let found = sizes.flat_map(|value| [false, true].map(|busy| key(figure, mix, series, busy, value)));
+        let found = sizes
+            .flat_map(|value| loads(value).iter().map(move |&load| key(figure, mix, series, load, value)));
         found.filter_map(|key| self.samples.median(&key)).reduce(f64::max)
     }
 }
@@ -77,17 +79,16 @@ pub(super) fn bars(bench: &Bench<'_>, parts: &[Part]) -> Vec<Bar> {
 }
 
 fn latency(bench: &Bench<'_>, bars: &mut Vec<Bar>) {
-    for erda in [Series::TwoReads, Series::Erda] {
-        for baseline in Series::BASELINES {
-            let ratios = bench.by_size(Figure::Mean, Mix::C, erda, baseline, true);
-            let name = format!("YCSB-C latency, busy server: {} / {}", erda.name(), baseline.name());
-            bars.push(Bar::new(
-                format!("{name}, worst of {} sizes", bench.options.effort.sizes().len()),
-                ratios.largest(),
-                Sense::AtMost,
-                0.7,
-            ));
-            bars.push(Bar::new(format!("{name}, median"), ratios.median(), Sense::AtMost, 0.7));
+    for (load, limit) in [(ServerLoad::BUSY, 0.7), (ServerLoad::IDLE, 1.0)] {
+        for erda in [Series::TwoReads, Series::Erda] {
+            for baseline in Series::BASELINES {
+                let ratios = bench.by_size(Figure::Mean, Mix::C, erda, baseline, load);
+                let pair = format!("{} / {}", erda.name(), baseline.name());
+                let name = format!("YCSB-C latency, server {}: {pair}", load.name());
+                let worst = format!("{name}, worst of {} sizes", bench.options.effort.sizes().len());
+                bars.push(Bar::new(worst, ratios.largest(), Sense::AtMost, limit));
+                bars.push(Bar::new(format!("{name}, median"), ratios.median(), Sense::AtMost, limit));
+            }
         }
     }
     for erda in [Series::TwoReads, Series::Erda, Series::Durable] {
@@ -101,10 +102,10 @@ fn latency(bench: &Bench<'_>, bars: &mut Vec<Bar>) {
 }
 
 fn threads(bench: &Bench<'_>, bars: &mut Vec<Bar>) {
-    for (busy, words) in [(true, "busy server"), (false, "idle server")] {
+    for (load, words) in [(ServerLoad::BUSY, "busy server"), (ServerLoad::IDLE, "idle server")] {
         for erda in [Series::TwoReads, Series::Erda] {
             for baseline in Series::BASELINES {
-                let ratio = bench.at_threads(Mix::C, erda, baseline, busy, 4);
+                let ratio = bench.at_threads(Mix::C, erda, baseline, load, 4);
                 let name =
                     format!("YCSB-C throughput, 4 threads, {words}: {} / {}", erda.name(), baseline.name());
                 bars.push(Bar::new(name, ratio, Sense::AtLeast, 1.5));
@@ -186,10 +187,10 @@ const LATENCY: [(Mix, u32, f64); 4] =
 
 fn latency_claims(bench: &Bench<'_>, claims: &mut Vec<Claim>) {
     for (mix, number, papers) in LATENCY {
-        let of = |erda, baseline, busy| bench.by_size(Figure::Mean, mix, erda, baseline, busy).median();
+        let of = |erda, baseline, load| bench.by_size(Figure::Mean, mix, erda, baseline, load).median();
         let all =
-            |erda, busy| worse(Series::BASELINES.map(|baseline| of(erda, baseline, busy)), Sense::AtMost);
-        let (idle, busy) = (all(Series::TwoReads, false), all(Series::TwoReads, true));
+            |erda, load| worse(Series::BASELINES.map(|baseline| of(erda, baseline, load)), Sense::AtMost);
+        let (idle, busy) = (all(Series::TwoReads, ServerLoad::IDLE), all(Series::TwoReads, ServerLoad::BUSY));
         claims.push(Claim::new(
             format!(
                 "5.2, figure {number}: {} is faster with Erda than with either scheme ({papers} of their mean latency)",
@@ -201,12 +202,12 @@ fn latency_claims(bench: &Bench<'_>, claims: &mut Vec<Claim>) {
                  location cache {} and {}",
                 times(idle),
                 times(busy),
-                times(all(Series::Erda, false)),
-                times(all(Series::Erda, true)),
+                times(all(Series::Erda, ServerLoad::IDLE)),
+                times(all(Series::Erda, ServerLoad::BUSY)),
             ),
         ));
         if mix == Mix::Update {
-            let durable = all(Series::Durable, false);
+            let durable = all(Series::Durable, ServerLoad::IDLE);
             claims.push(Claim::new(
                 "(ours) and what it costs to be durable at the acknowledgement, which the paper's Erda is not",
                 Verdict::judged(durable, Sense::AtMost, 1.0),
@@ -219,7 +220,8 @@ fn latency_claims(bench: &Bench<'_>, claims: &mut Vec<Claim>) {
 fn throughput_claims(bench: &Bench<'_>, claims: &mut Vec<Claim>) {
     let most = bench.options.effort.threads().into_iter().max().unwrap_or(1);
     let growth = |series| {
-        let at = |threads| bench.samples.median(&key(Figure::Threads, Mix::C, series, false, threads));
+        let at =
+            |threads| bench.samples.median(&key(Figure::Threads, Mix::C, series, ServerLoad::IDLE, threads));
         Some(at(most)? / at(1)?)
     };
     let own = growth(Series::TwoReads);
@@ -240,7 +242,7 @@ fn throughput_claims(bench: &Bench<'_>, claims: &mut Vec<Claim>) {
     for (mix, number, papers) in [(Mix::C, 18, 1.52), (Mix::B, 19, 1.48), (Mix::A, 20, 1.37)] {
         let of = |baseline| {
             let threads = bench.options.effort.threads().into_iter();
-            let all = threads.map(|n| bench.at_threads(mix, Series::TwoReads, baseline, false, n));
+            let all = threads.map(|n| bench.at_threads(mix, Series::TwoReads, baseline, ServerLoad::IDLE, n));
             Ratios(all.collect()).median()
         };
         let found = Series::BASELINES.map(of);
@@ -253,12 +255,13 @@ fn throughput_claims(bench: &Bench<'_>, claims: &mut Vec<Claim>) {
                  threads",
                 times(found[0]),
                 times(found[1]),
-                times(bench.at_threads(mix, Series::TwoReads, Series::Redo, true, 4)),
-                times(bench.at_threads(mix, Series::TwoReads, Series::ReadAfterWrite, true, 4)),
+                times(bench.at_threads(mix, Series::TwoReads, Series::Redo, ServerLoad::BUSY, 4)),
+                times(bench.at_threads(mix, Series::TwoReads, Series::ReadAfterWrite, ServerLoad::BUSY, 4)),
             ),
         ));
     }
-    let update = Series::BASELINES.map(|b| bench.at_threads(Mix::Update, Series::TwoReads, b, false, 4));
+    let update =
+        Series::BASELINES.map(|b| bench.at_threads(Mix::Update, Series::TwoReads, b, ServerLoad::IDLE, 4));
     let near =
         |ratio| Verdict::judged(ratio, Sense::AtLeast, 0.7).and(Verdict::judged(ratio, Sense::AtMost, 1.5));
     claims.push(Claim::new(
@@ -276,7 +279,7 @@ fn cpu_claims(bench: &Bench<'_>, claims: &mut Vec<Claim>) {
     let none = bench.most(Figure::Messages, Mix::C, Series::TwoReads);
     let spent = bench.most(Figure::Application, Mix::C, Series::TwoReads);
     let process = |series| {
-        let at = |value| bench.samples.median(&key(Figure::Process, Mix::C, series, false, value));
+        let at = |value| bench.samples.median(&key(Figure::Process, Mix::C, series, ServerLoad::IDLE, value));
         bench.options.effort.sizes().into_iter().find_map(at)
     };
     let words = |value: Option<f64>| value.map_or_else(|| "not measured".into(), figure);
@@ -295,7 +298,9 @@ fn cpu_claims(bench: &Bench<'_>, claims: &mut Vec<Claim>) {
     for (mix, papers) in
         [(Mix::B, "20.09 and 20.81"), (Mix::A, "1.89 and 1.96"), (Mix::Update, "1.17 and 1.11")]
     {
-        let of = |figure, baseline| bench.by_size(figure, mix, baseline, Series::TwoReads, false).median();
+        let of = |figure, baseline| {
+            bench.by_size(figure, mix, baseline, Series::TwoReads, ServerLoad::IDLE).median()
+        };
         let found = Series::BASELINES.map(|baseline| of(Figure::Application, baseline));
         let whole = Series::BASELINES.map(|baseline| of(Figure::Process, baseline));
         claims.push(Claim::new(

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use super::{Cell, cells};
 use crate::report::{Report, figure};
+use crate::server_load::ServerLoad;
 
 const PANEL: (f64, f64) = (620.0, 330.0);
 const LEFT: f64 = 52.0;
@@ -46,7 +47,7 @@ fn svg(report: &Report) -> String {
         let _ = writeln!(out, "<text x=\"{}\" y=\"35\">{name}</text>", x + 14.0);
         x += 120.0;
     }
-    let _ = writeln!(out, "<text x=\"{x}\" y=\"35\">pale, behind: the server's application is busy</text>");
+    let _ = writeln!(out, "<text x=\"{x}\" y=\"35\">pale, behind: server {}</text>", ServerLoad::BUSY.name());
     let mut panels: Vec<String> = Vec::new();
     for cell in &cells {
         if !panels.contains(&cell.panel()) {
@@ -69,7 +70,7 @@ fn svg(report: &Report) -> String {
 }
 
 fn draw_panel(out: &mut String, report: &Report, (x0, y0): (f64, f64), title: &str, cells: &[&Cell]) {
-    let idle: Vec<&&Cell> = cells.iter().filter(|cell| !cell.busy).collect();
+    let idle: Vec<&&Cell> = cells.iter().filter(|cell| cell.load == ServerLoad::IDLE).collect();
     // A bar that is much higher than the rest is cut, with its figure on it.
     let mut heights: Vec<f64> = cells.iter().filter_map(|cell| median(report, cell)).collect();
     heights.sort_unstable_by(f64::total_cmp);
@@ -104,7 +105,7 @@ fn draw_panel(out: &mut String, report: &Report, (x0, y0): (f64, f64), title: &s
             Some(_) => "#2ca02c",
             None => "#7f7f7f",
         };
-        let busy = median(report, &cell.with(|c| c.busy = true));
+        let busy = median(report, &cell.with(|c| c.load = ServerLoad::BUSY));
         let mut bar = |value: Option<f64>, x: f64, width: f64, opacity: f64| {
             let Some(value) = value else { return };
             let height = scale(value);

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use remanence_persist::Config;
 use remanence_persist::plan::Costs;
@@ -14,6 +14,8 @@ use remanence_remotelog::group::Options;
 use remanence_remotelog::{Group, Mode};
 use remanence_remotelog::{LogServer, New, SessionConnection, connect};
 use remanence_verbs::Context;
+
+use crate::server_load::ServerLoad;
 
 pub(super) use remanence_remotelog::Method;
 
@@ -39,8 +41,8 @@ fn context() -> Result<Context, String> {
 }
 
 impl Host {
-    /// Starts one; `work` is how long its application works between two looks at its messages.
-    pub(super) fn start(config: &Config, mode: Mode, work: Option<Duration>) -> Result<Self, String> {
+    /// Starts one.
+    pub(super) fn start(config: &Config, mode: Mode, load: ServerLoad) -> Result<Self, String> {
         let path = std::path::Path::new("/dev/shm").join(format!(
             "rem-bench-log-{}-{}",
             std::process::id(),
@@ -59,24 +61,13 @@ impl Host {
         random[..4].copy_from_slice(&std::process::id().to_le_bytes());
         let new = New { mode, segment: None, random };
         let mut server = LogServer::bind(options, &region, &new).map_err(|e| e.to_string())?;
-        if let Some(work) = work {
-            server.on_round(move || {
-                let begin = Instant::now();
-                let mut state = 1_u64;
-                while begin.elapsed() < work {
-                    for _ in 0..64 {
-                        state = std::hint::black_box(
-                            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1),
-                        );
-                    }
-                }
-            });
-        }
+        let application = load.put_on(&mut server)?;
         let (addr, stop) = (server.addr(), Stop::new());
         let stopping = stop.clone();
         let thread = std::thread::spawn(move || {
             // The client learns of it; there is nobody else to tell.
             let _ = server.run(&stopping);
+            drop(application);
         });
         Ok(Self { addr, stop, thread: Some(thread) })
     }

@@ -3,7 +3,7 @@
 //! The configurations are *declared*: the recipe of each is carried out step by step on live memory and real sockets, and
 //! what is not here (a cache that arriving data stops in, a battery) is taken on trust. So the figures tell what the steps
 //! cost, not what survives. A responder is in this process, on a device of its own; its serving thread is idle but for the
-//! log, or busy with an application's work, which it leaves for messages every [`WORK`] or so.
+//! log, or has an application's work: [`ServerLoad`].
 //!
 //! Beside every configuration stands message passing (SEND, copy, flush, acknowledgement, whatever its receive buffers
 //! are), and beside all of them a bare UDP round trip of a record's bytes.
@@ -23,11 +23,10 @@ use remanence_remotelog::{AppendError, GroupError, Mode};
 use crate::effort::Effort;
 use crate::report::{Bar, Report, Sense};
 use crate::samples::{Key, Metric, Samples};
+use crate::server_load::ServerLoad;
 use crate::stats::{self, Estimate};
 use host::{Host, Method};
 
-/// How long an application works before it looks at its messages.
-pub const WORK: Duration = Duration::from_micros(50);
 /// A quick run that has measured everything once begins no burst after this.
 const QUICK: Duration = Duration::from_secs(120);
 /// Bytes of a record's payload, as in the issue's bar.
@@ -51,8 +50,8 @@ pub struct Cell {
     pub mode: Mode,
     /// The operation; none is message passing.
     pub op: Option<Op>,
-    /// The responder's application is busy.
-    pub busy: bool,
+    /// What the responder's application does besides.
+    pub load: ServerLoad,
 }
 
 impl Cell {
@@ -71,8 +70,7 @@ impl Cell {
     }
 
     fn key(&self) -> Key {
-        let state = if self.busy { "busy" } else { "idle" };
-        let series = format!("{}/{state}", self.name());
+        let series = self.load.series(&self.name());
         Key { op: self.panel(), x: PAYLOAD as u64, series, metric: Metric::Latency }
     }
 
@@ -93,19 +91,31 @@ impl Cell {
     }
 }
 
-/// All of them, in the order of the paper: 72 cells and 24 of message passing, with the server idle and busy.
+/// All of them, in the order of the paper: 72 cells and 24 of message passing, with the server idle and busy; and those
+/// of [`swept`] at the other servers.
 #[must_use]
 pub fn cells() -> Vec<Cell> {
     let mut cells = Vec::new();
-    for busy in [false, true] {
+    for load in ServerLoad::ALL {
         for mode in Mode::ALL {
             for config in Config::papers() {
                 let ops = Op::ALL.into_iter().map(Some).chain([None]);
-                cells.extend(ops.map(|op| Cell { config, mode, op, busy }));
+                let all = ops.map(|op| Cell { config, mode, op, load });
+                cells.extend(
+                    all.filter(|cell| matches!(load, ServerLoad::IDLE | ServerLoad::BUSY) || swept(cell)),
+                );
             }
         }
     }
     cells
+}
+
+/// What is measured at every kind of server: one WRITE, and message passing beside it.
+fn swept(cell: &Cell) -> bool {
+    let configs = [Domain::Dmp, Domain::Wsp].map(|domain| Config::paper(domain, true, Buffers::Dram));
+    cell.mode == Mode::Singleton
+        && configs.contains(&cell.config)
+        && matches!(cell.op, None | Some(Op::Write))
 }
 
 /// Runs the bench.
@@ -171,10 +181,10 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
         "record": RECORD,
         "rounds": round,
         "burst_ms": burst.as_millis() as u64,
-        "busy_us": WORK.as_micros() as u64,
+        "servers": ServerLoad::ALL.map(ServerLoad::name),
         "configurations": "declared: every recipe is carried out step by step on live memory, and nothing here makes the \
                            declared domain true",
-        "recipes": cells.iter().filter(|cell| !cell.busy).map(|cell| {
+        "recipes": cells.iter().filter(|cell| cell.load == ServerLoad::IDLE).map(|cell| {
             (format!("{} {}", cell.panel(), cell.name()), cell.recipe().to_string())
         }).collect::<std::collections::BTreeMap<_, _>>(),
     });
@@ -187,8 +197,7 @@ fn bare_key() -> Key {
 
 /// Appends for a while; microseconds each.
 fn append(cell: &Cell, burst: Duration) -> Result<(Vec<f64>, Host), String> {
-    let work = cell.busy.then_some(WORK);
-    let host = Host::start(&cell.config, cell.mode, work)?;
+    let host = Host::start(&cell.config, cell.mode, cell.load)?;
     let method = cell.op.map_or(Method::Recipe(Op::Send, cell.recipe()), Method::Op);
     let mut group = host.open(method, Costs::PAPERS)?;
     let said = |e: GroupError| e.to_string();
@@ -236,26 +245,26 @@ fn median(ratios: impl Iterator<Item = Option<Estimate>>) -> Option<Estimate> {
 fn bars(samples: &Samples, cells: &[Cell]) -> Vec<Bar> {
     let ratio = |over: &Cell, under: &Cell| samples.ratio(&over.key(), &under.key());
     let message = |cell: &Cell| cell.with(|c| c.op = None);
-    let of = |mode: Mode, busy: bool| {
-        cells.iter().filter(move |c| c.op.is_some() && c.mode == mode && c.busy == busy)
+    let of = |mode: Mode, load: ServerLoad| {
+        cells.iter().filter(move |c| c.op.is_some() && c.mode == mode && c.load == load)
     };
     let one_sided = |cell: &&Cell| !cell.recipe().is_two_sided();
     let mut bars = Vec::new();
 
     // The issue.
-    let against = |mode, busy| of(mode, busy).filter(one_sided).map(|cell| ratio(cell, &message(cell)));
-    let (value, n) = worst(against(Mode::Singleton, true));
+    let against = |mode, load| of(mode, load).filter(one_sided).map(|cell| ratio(cell, &message(cell)));
+    let (value, n) = worst(against(Mode::Singleton, ServerLoad::BUSY));
     bars.push(Bar::new(
         format!("one-sided singleton / message passing, same configuration, busy server: worst of {n}"),
         value,
         Sense::AtMost,
         0.75,
     ));
-    let value = median(against(Mode::Singleton, true));
+    let value = median(against(Mode::Singleton, ServerLoad::BUSY));
     bars.push(Bar::new("the same, median", value, Sense::AtMost, 0.75));
     for mode in Mode::ALL {
         // Where the recipes differ: the one with FLUSH, and the one without.
-        let wsp = of(mode, false).filter(|c| c.config.domain == Domain::Wsp).filter(one_sided);
+        let wsp = of(mode, ServerLoad::IDLE).filter(|c| c.config.domain == Domain::Wsp).filter(one_sided);
         let ratios: Vec<_> =
             wsp.map(|cell| ratio(cell, &cell.with(|c| c.config.domain = Domain::Mhp))).collect();
         let name = format!("WSP / MHP, one-sided {}, median", mode.name());
@@ -264,7 +273,7 @@ fn bars(samples: &Samples, cells: &[Cell]) -> Vec<Bar> {
         let name = format!("WSP / MHP, one-sided {}: worst of {n}", mode.name());
         bars.push(Bar::new(name, value, Sense::AtMost, 0.75));
     }
-    let trip = of(Mode::Singleton, false).filter(|cell| {
+    let trip = of(Mode::Singleton, ServerLoad::IDLE).filter(|cell| {
         let recipe = cell.recipe();
         recipe.waits() == 1
             && !recipe.is_two_sided()
@@ -282,7 +291,7 @@ fn bars(samples: &Samples, cells: &[Cell]) -> Vec<Bar> {
         config: Config::paper(domain, ddio, buffers),
         mode,
         op: Some(op),
-        busy: false,
+        load: ServerLoad::IDLE,
     };
     use Domain::{Dmp, Mhp, Wsp};
     let (single, compound, dram, pm) = (Mode::Singleton, Mode::Compound, Buffers::Dram, Buffers::Pm);
@@ -292,7 +301,7 @@ fn bars(samples: &Samples, cells: &[Cell]) -> Vec<Bar> {
     };
     claim(
         "4.3: one-sided is faster than message passing (idle server, median)",
-        median(against(single, false)),
+        median(against(single, ServerLoad::IDLE)),
         1.0,
     );
     claim(
@@ -355,7 +364,7 @@ mod tests {
     #[test]
     fn the_figure_has_the_papers_cells_and_message_passing_beside_them() {
         let cells = cells();
-        assert_eq!(cells.len(), 2 * (72 + 24));
+        assert_eq!(cells.len(), 2 * (72 + 24) + 4 * 4, "four of them at four more servers");
         let mut names: Vec<(String, String)> = cells.iter().map(|c| (c.panel(), c.key().series)).collect();
         names.sort();
         names.dedup();

@@ -117,7 +117,9 @@ fn memory(files: &mut Vec<PathBuf>, len: u64) -> Result<Region, String> {
 }
 
 pub(super) fn options() -> Options {
-    let config = Config { message_max: 4 << 20, ..Config::default() };
+    // Between two of its turns nobody drives a client: its server does not take it for dead meanwhile, and its cells for skipped.
+    let silence_max = Duration::from_secs(3600);
+    let config = Config { message_max: 4 << 20, silence_max, ..Config::default() };
     // As the peers spin, and the paper's servers.
     Options { spin: Duration::from_millis(20), config, ..Options::default() }
 }

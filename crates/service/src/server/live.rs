@@ -100,17 +100,28 @@ pub enum Turn {
     End,
 }
 
+/// What the serving thread does before it looks at what has come. What it finds then it hands over at once, whatever it was.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Between {
+    /// It sleeps until something comes, is due, or is asked for.
+    Sleeps,
+    /// Nothing, and it never sleeps.
+    Spins,
+    /// It does a [piece of work](Service::work), and never sleeps. Who comes meanwhile waits until it is done, and not longer.
+    Works,
+}
+
 /// What is served: the service's half of the serving thread. No message is served while one of these runs.
 pub trait Service {
     /// What it keeps for a session.
     type State: Send;
 
-    /// It has other work, and with it the thread never sleeps: [`work`](Self::work) is done in each turn of the loop.
-    fn is_busy(&self) -> bool {
-        false
+    /// What the thread does before it looks at what has come.
+    fn between(&self) -> Between {
+        Between::Sleeps
     }
 
-    /// A piece of that work.
+    /// A piece of the work that it has ([`Between::Works`]).
     fn work(&mut self) {}
 
     /// So much has come, and nothing of it was handed over yet.
@@ -430,7 +441,7 @@ impl<V: Service> Serving<'_, V> {
         let mut turn_at = None;
         while !stop.is_asked() && !over.load(Ordering::Acquire) {
             completions.clear();
-            self.next(&mut completions, turn_at)?;
+            self.next(&mut completions, turn_at, stop)?;
             let due = turn_at.is_some_and(|at| at <= Instant::now());
             let messages = completions.iter().filter(|wc| is_message(wc)).count();
             match self.turn(&Lot { completions: &completions, messages, due }) {
@@ -447,13 +458,24 @@ impl<V: Service> Serving<'_, V> {
     }
 
     /// Waits for something to do.
-    fn next(&mut self, out: &mut Vec<Wc>, turn_at: Option<Instant>) -> Result<(), Error> {
+    fn next(&mut self, out: &mut Vec<Wc>, turn_at: Option<Instant>, stop: &Stop) -> Result<(), Error> {
         let Server { cq, control, .. } = self.server;
         let failed = |e: remanence_rnic::CqError| Error::Verbs(e.into());
-        if self.service.is_busy() {
-            cq.poll(out, LOT).map_err(failed)?;
-            self.service.work();
-            return Ok(());
+        match self.service.between() {
+            Between::Sleeps => {}
+            Between::Spins => {
+                cq.poll(out, LOT).map_err(failed)?;
+                return Ok(());
+            }
+            Between::Works => {
+                self.service.work();
+                // All that is there: what the device has not received yet would wait for another piece of work.
+                while !stop.is_asked()
+                    && out.len() < LOT
+                    && cq.poll(out, LOT - out.len()).map_err(failed)? > 0
+                {}
+                return Ok(());
+            }
         }
         let next = [turn_at, self.deadlines.first()].into_iter().flatten().min();
         let limit = next.map(|at| at.saturating_duration_since(Instant::now()));

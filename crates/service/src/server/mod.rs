@@ -20,7 +20,7 @@ use std::fmt;
 pub use accept::{Admit, Decision, Refusal, Request, Workshop};
 pub use bounds::{Bounds, Full, Place};
 pub use control::{Control, Counters, Stop, Wakes};
-pub use live::{Close, Lot, Message, Options, Server, Service, Sessions, Turn};
+pub use live::{Between, Close, Lot, Message, Options, Server, Service, Sessions, Turn};
 pub use session::{Buffers, Link, Opened, Session, SessionId, Spec};
 
 /// Why a server, or a session of one, cannot be made.

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
+use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Barrier};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -12,8 +13,8 @@ use remanence_link::{WaitFd, wait};
 use remanence_pmem::Region;
 use remanence_rnic::{Access, Data, QpCaps, QpState, RecvWr, SendFlags, SendOp, SendWr, Wc, WcStatus};
 use remanence_service::server::{
-    Admit, Bounds, Buffers, Close, Control, Decision, Error, Full, Lot, Message, Options, Place, Refusal,
-    Request, Server, Service, Session, SessionId, Sessions, Spec, Stop, Turn, Workshop,
+    Admit, Between, Bounds, Buffers, Close, Control, Decision, Error, Full, Lot, Message, Options, Place,
+    Refusal, Request, Server, Service, Session, SessionId, Sessions, Spec, Stop, Turn, Workshop,
 };
 use remanence_verbs::{ConnectAttr, Connection, Context, Cq, Mr, Pd, QpOptions};
 
@@ -638,4 +639,64 @@ fn a_client_that_dies_is_noticed_and_a_quiet_one_stays() {
     assert!(host.control.counters().probed() > 0);
     quiet.echo(b"still here");
     assert!(host.control.is_live(quiet.session));
+}
+
+/// Works, and writes down in which order it works and is handed messages. During its first piece of work two arrive.
+struct Worker {
+    clients: Receiver<Client>,
+    client: Option<Client>,
+    order: Vec<String>,
+    stop: Stop,
+}
+
+impl Service for Worker {
+    type State = u64;
+
+    fn between(&self) -> Between {
+        Between::Works
+    }
+
+    fn work(&mut self) {
+        let Some(client) = &self.client else {
+            self.client = self.clients.try_recv().ok();
+            return;
+        };
+        if self.order.is_empty() {
+            for word in [b"one", b"two"] {
+                client.send(word);
+                // It is acknowledged, and so in the server's queue.
+                assert_eq!(client.completion().status, WcStatus::Success);
+            }
+        } else {
+            self.stop.ask();
+        }
+        self.order.push("work".into());
+    }
+
+    fn message(&mut self, session: &mut Session<u64>, message: &Message) -> Result<(), Close> {
+        let mut bytes = vec![0; message.len as usize];
+        session.link.read(message.number, &mut bytes);
+        session.link.give_back(message.number);
+        self.order.push(String::from_utf8(bytes).expect("a word"));
+        Ok(())
+    }
+}
+
+/// What a busy application is to those who need its help: they wait until it looks, and not for another piece of its work.
+#[test]
+fn what_came_during_a_piece_of_work_is_handed_over_before_the_next_one() {
+    let bounds = Bounds { sessions: 1, each: 1, bytes: 1 << 20 };
+    let options = Options { port: 0, backlog: 1, message: SLOT, bounds, quiet: None };
+    let server = Server::bind(&context(), options).expect("a server");
+    let (addr, stop) = (server.addr(), Stop::new());
+    let (sender, clients) = std::sync::mpsc::channel();
+    let mut worker = Worker { clients, client: None, order: Vec::new(), stop: stop.clone() };
+    let (hold, pd) = (Arc::new(Barrier::new(1)), server.pd().clone());
+    let mut gate = Gate { slow: Duration::ZERO, hold, pd, lost: Vec::new() };
+    std::thread::scope(|scope| {
+        let serving = scope.spawn(|| server.run(&mut worker, &mut gate, &stop));
+        sender.send(Client::to(&context(), addr, b"echo", 1).expect("let in")).expect("it is there");
+        serving.join().expect("it does not panic").expect("it served");
+    });
+    assert_eq!(worker.order, ["work", "one", "two", "work"]);
 }

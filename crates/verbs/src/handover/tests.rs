@@ -675,6 +675,61 @@ fn a_cold_waiter_has_the_seat_when_no_warm_one_was_there_lately() {
     assert_eq!(world.handover.seat, Some(WaiterId(0)));
 }
 
+/// A waiter in the seat has given up and comes back cold, as a server that had nothing to do soon and then has time. The progress
+/// thread had left the link to it for a lease.
+#[test]
+fn while_a_waiter_sits_on_the_bench_a_lease_is_not_waited_for() {
+    let mut world = World::new(Progress::Sleep);
+    world.waiters[0] = State::Runnable;
+    world.handover.waiter_came(world.now);
+    world.run_waiter(0, false);
+    world.run_thread();
+    world.run_thread();
+    assert_eq!(world.handover.thread, Thread::Leased { to_poller: false });
+    let kick = world.handover.waiter_left(world.now, WaiterId(0), false);
+    world.kick(kick);
+    world.warm[0] = false;
+    world.waiters[0] = State::Runnable;
+    world.handover.waiter_came(world.now);
+    world.run_waiter(0, false);
+    assert_eq!(world.waiters[0], State::Asleep { until: None, link: None }, "it is on the bench");
+    assert!(world.thread_event, "and nobody sees to the link before the lease is over");
+    for _ in 0..3 {
+        world.run_thread();
+    }
+    assert_eq!(world.handover.thread, Thread::Watching);
+    world.packets = 1;
+    assert!(world.wakes(world.thread, world.thread_event));
+}
+
+/// Whose look at something else is due soon waits until then, again and again, and is no worse a server for that.
+#[test]
+fn who_gives_up_soon_keeps_the_seat_and_who_waited_for_long_in_vain_does_not() {
+    let mut world = World::new(Progress::Sleep);
+    let (soon, long) = (Some(Duration::from_micros(50)), Some(Duration::from_millis(100)));
+    for (limit, found) in [(long, true), (soon, false), (soon, false), (long, true), (soon, false)] {
+        world.waiters[0] = State::Runnable;
+        world.handover.waiter_came(world.now);
+        world.run_waiter(0, false);
+        for _ in 0..3 {
+            world.run_thread();
+        }
+        assert_eq!(
+            world.handover.seat,
+            Some(WaiterId(0)),
+            "the next request is its own, with no other thread in between"
+        );
+        assert!(matches!(world.waiters[0], State::Asleep { link: Some(_), .. }));
+        world.now = world.now + Duration::from_micros(50);
+        let kick = world.handover.waiter_left(world.now, WaiterId(0), found);
+        world.kick(kick);
+        world.warm[0] = warm_after(world.warm[0], found, limit);
+    }
+    assert!(world.warm[0] && !warm_after(true, false, long) && !warm_after(true, false, None));
+    assert!(!warm_after(true, false, Some(LEASE_MAX)) && !warm_after(false, false, soon));
+    assert!(warm_after(false, true, None));
+}
+
 /// A client that asks now and then, and whose peer answers at once.
 #[test]
 fn who_has_just_asked_spins_however_long_ago_the_last_answer_was() {
