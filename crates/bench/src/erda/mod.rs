@@ -224,6 +224,8 @@ struct Bench<'a> {
     samples: Samples,
     rows: Vec<Row>,
     lost: Lost,
+    /// Of peers: version and command line.
+    settings: BTreeMap<String, String>,
     pairs: BTreeMap<Series, Pair<Server, Clients>>,
     table1: Vec<table1::Cell>,
     /// When logs were being cleaned in figure 26: milliseconds, by operation.
@@ -262,6 +264,7 @@ pub fn run(
         samples: Samples::default(),
         rows: Vec::new(),
         lost: Lost::default(),
+        settings: BTreeMap::new(),
         pairs: BTreeMap::new(),
         table1: Vec::new(),
         intervals: BTreeMap::new(),
@@ -315,6 +318,9 @@ pub fn run(
                    nothing makes the domain true. No latency of NVM is added for anybody",
         "cpu": "application: CPU time of the serving thread from a message's arrival to the end of what it makes it do, waiting \
                 not counted. server process: all its threads, with the RNIC's engine in software, and their waiting",
+        "settings": bench.settings,
+        "redis-benchmark": "p50 and p99 are those that it prints of a run, under the names of the operation; their p50 here is the median of its \
+                            runs",
         "claims": serde_json::to_value(&claims).unwrap_or_default(),
     });
     let mut report = Report::new("erda", effort, params, &bench.samples, bars, skipped);

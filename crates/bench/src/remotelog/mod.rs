@@ -8,7 +8,6 @@
 //! Beside every configuration stands message passing (SEND, copy, flush, acknowledgement, whatever its receive buffers
 //! are), and beside all of them a bare UDP round trip of a record's bytes.
 
-mod bare;
 pub(crate) mod ends;
 pub mod figure;
 
@@ -21,6 +20,7 @@ use remanence_persist::taxonomy::{Buffers, Domain};
 use remanence_remotelog::Mode;
 
 use crate::effort::Effort;
+use crate::limits::udp::BarePair;
 use crate::report::{Bar, Report, Sense};
 use crate::role::{self, Lost, Pair, Place, Ran};
 use crate::samples::{Key, Metric, Samples};
@@ -134,7 +134,8 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
     let mut pair = Pair::new(Place::here(&options.program));
     let total = rounds * cells.len() as u64;
     let mut done = 0;
-    let bare = bare_key();
+    let (bare, loopback) = (bare_key(), std::net::Ipv4Addr::LOCALHOST.into());
+    let mut limit = BarePair::open((loopback, loopback))?;
     let begin = Instant::now();
     // One probe stands behind one burst and before the next one.
     let mut state = options.effort.probe();
@@ -165,7 +166,7 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
                 Err(why) => lost.add(name, why),
             }
             if n % 16 == 0 {
-                let values = bare::round_trips(RECORD as usize, burst)?;
+                let values = limit.round_trips(RECORD, burst.as_millis() as u64)?;
                 let before = std::mem::replace(&mut state, options.effort.probe());
                 samples.add(&bare, before, state, values);
             }

@@ -116,7 +116,8 @@ impl End {
         allowed.iter().copied().skip(first).step_by(2).collect()
     }
 
-    fn keep(self) {
+    /// Pins the calling thread to them.
+    pub(crate) fn keep(self) {
         machine::pin_to(self.cores(&machine::allowed()));
     }
 

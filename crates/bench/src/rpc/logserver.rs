@@ -8,10 +8,10 @@ use remanence_rpc::live::Rpc;
 use remanence_rpc::log::{APPEND, BOUNDS, TRIM, Word};
 
 use super::client::{Burst, Spec};
-use super::peer::Bare;
 use super::server::{self, Serve, words};
 use super::{Bench, Options, Outcome, addresses, key};
 use crate::claims::{Claim, Verdict, times};
+use crate::limits::udp::BarePair;
 use crate::report::{Bar, Sense};
 use crate::samples::{Key, Metric};
 
@@ -50,7 +50,7 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Outco
     let (rounds, ms) = options.extent();
     let sizes = options.effort.pick(&QUICK[..], &QUICK[..], &SIZES[..]);
     let mut bench = Bench::new(options, server::Spec::Logs, Spec::Logs);
-    let mut bare = Bare::open(addresses())?;
+    let mut bare = BarePair::open(addresses())?;
     let steps = rounds * sizes.len() as u64;
     let mut done = 0;
     bench.samples.control(&rate(sizes[0], SERVED[0].0));

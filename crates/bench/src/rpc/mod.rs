@@ -9,7 +9,6 @@
 pub mod bulk;
 pub(crate) mod client;
 pub mod logserver;
-mod peer;
 pub mod pwrite;
 pub(crate) mod server;
 

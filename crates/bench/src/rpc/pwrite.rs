@@ -8,10 +8,10 @@ use remanence_rpc::pwrite::{Method, Writer};
 use remanence_rpc::visibility::{Tally, tally};
 
 use super::client::{Burst, Spec};
-use super::peer::Bare;
 use super::server::{self, Copying, MEMORY, Serve, words};
 use super::{Bench, Options, Outcome, addresses, key};
 use crate::claims::{Claim, Verdict, times};
+use crate::limits::udp::BarePair;
 use crate::report::{Bar, Kind, Row, Sense, figure};
 use crate::samples::{Key, Metric};
 
@@ -45,7 +45,7 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Outco
     let servers = server::Spec::Copying(SERVERS.to_vec());
     let clients = Spec::Writers { calls: SERVERS.len(), window: 1, longest: 4096 };
     let mut bench = Bench::new(options, servers, clients);
-    let mut bare = Bare::open(addresses())?;
+    let mut bare = BarePair::open(addresses())?;
     let steps = rounds * SIZES.len() as u64;
     let mut done = 0;
     bench.samples.control(&latency(64, RPC));

@@ -5,10 +5,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use remanence_remote::Stop;
 
-use super::bare::{BareUdp, BareXdp};
 use super::cabi::CAbi;
 use super::ours::Ours;
-use super::protocol::{Burst, Carrier, Endpoint, Spec};
+use super::protocol::{Burst, Carrier, Spec, Where};
+use crate::limits::udp::BareUdp;
+use crate::limits::xdp::BareXdp;
 use crate::role::{Counters, Role};
 
 /// One end of a path.
@@ -32,36 +33,43 @@ impl Transport {
 impl Role for Transport {
     const WORD: &'static str = "transport";
     type Spec = Spec;
-    type Here = Option<Endpoint>;
-    type Peer = Option<Endpoint>;
+    type Here = Where;
+    type Peer = Where;
     type Burst = Burst;
     /// Nanoseconds of each operation, or for a burst one pair of operations and nanoseconds.
     type Values = Vec<u64>;
 
-    fn open(spec: Spec) -> Result<(Self, Option<Endpoint>), String> {
+    fn open(spec: Spec) -> Result<(Self, Where), String> {
         let Spec { carrier, address, peer, interface, server } = spec;
         let (open, endpoint) = match carrier {
             Carrier::Udp | Carrier::UdpServed | Carrier::Xdp | Carrier::Shm => {
                 let ours = Ours::open(carrier, address, &interface)?;
                 let endpoint = ours.endpoint();
-                (Open::Ours(Box::new(ours)), Some(endpoint))
+                (Open::Ours(Box::new(ours)), Where::Qp(endpoint))
             }
             Carrier::CAbi => {
                 let directory = std::env::var_os("REMANENCE_LIB").ok_or("REMANENCE_LIB is not set")?;
                 let ours = CAbi::open(directory.as_ref(), &interface)?;
                 let endpoint = ours.endpoint();
-                (Open::CAbi(Box::new(ours)), Some(endpoint))
+                (Open::CAbi(Box::new(ours)), Where::Qp(endpoint))
             }
-            Carrier::BareUdp => (Open::BareUdp(BareUdp::open(address, peer, server)?), None),
-            Carrier::BareXdp => (Open::BareXdp(Box::new(BareXdp::new(&interface, address, peer))), None),
+            Carrier::BareUdp => {
+                let bare = BareUdp::open(address, server)?;
+                let local = bare.local();
+                (Open::BareUdp(bare), Where::Socket(local))
+            }
+            Carrier::BareXdp => {
+                (Open::BareXdp(Box::new(BareXdp::new(&interface, address, peer))), Where::Interface)
+            }
         };
         Ok((Self(open), endpoint))
     }
 
-    fn connect(&mut self, peer: Option<Endpoint>) -> Result<(), String> {
+    fn connect(&mut self, peer: Where) -> Result<(), String> {
         match (&mut self.0, peer) {
-            (Open::Ours(ours), Some(peer)) => ours.connect(&peer),
-            (Open::CAbi(ours), Some(peer)) => ours.connect(&peer),
+            (Open::Ours(ours), Where::Qp(peer)) => ours.connect(&peer),
+            (Open::CAbi(ours), Where::Qp(peer)) => ours.connect(&peer),
+            (Open::BareUdp(bare), Where::Socket(peer)) => bare.connect(peer),
             _ => Ok(()),
         }
     }

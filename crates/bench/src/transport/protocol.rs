@@ -84,8 +84,9 @@ impl Test {
     pub(crate) const fn op(self) -> &'static str {
         match self {
             Self::Ping => "ping",
-            Self::Stream => "stream",
-            Self::Framed => "framed",
+            // With the offloads that they use.
+            Self::Stream => "stream, GSO and GRO",
+            Self::Framed => "framed, GSO and GRO",
             Self::Rate => "rate",
             Self::Write | Self::WriteStream | Self::WriteRate => "write",
             Self::Read | Self::ReadStream => "read",
@@ -115,6 +116,18 @@ pub(crate) struct Endpoint {
     pub(super) addr: u64,
     /// Of the file that the peer may reach, whose first address is 0.
     pub(super) file_rkey: u32,
+}
+
+/// Where the other end finds one.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Where {
+    /// Of ours.
+    Qp(Endpoint),
+    /// A bare socket's address, with a port that the kernel chose.
+    Socket(std::net::SocketAddr),
+    /// Whatever the interface carries is for it.
+    Interface,
 }
 
 /// What an end shall be.
