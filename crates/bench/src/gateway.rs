@@ -2,15 +2,15 @@
 //!
 //! Both servers run as their users start them, on the same file system, with redis-benchmark for a client. Each round starts
 //! both with nothing, fills them alike, and gives each command to one and then to the other; who comes first changes from round
-//! to round. What the disk does by itself stands beside them: an append of 4 KiB and an fdatasync, one after the other.
+//! to round. What the disk does by itself stands beside them (`limits/file.rs`).
 
-use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::path::PathBuf;
+use std::time::Duration;
 
 use crate::effort::Effort;
+use crate::limits::file::{self, BareFile, write_at_once};
 use crate::machine::State;
 use crate::redis::{self, Fsync, Process, Shape};
 use crate::report::{Bar, Report, Sense};
@@ -184,8 +184,11 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
         None => {
             for round in 0..amount.rounds {
                 samples.block(round);
-                let rate = [fdatasyncs(&options.directory, options.effort)? / 1e6];
-                samples.add(&disk(), State::Any, State::Any, rate);
+                let time = Duration::from_millis(options.effort.pick(20, 300, 1000));
+                let mut bare = [BareFile::new(&options.directory.join("bare"))?];
+                let micros = write_at_once(&mut bare, time)?;
+                let rate = micros.len() as f64 / micros.iter().sum::<f64>();
+                samples.add(&disk(), State::Any, State::Any, [rate]);
                 let mut servers = [
                     (Who::Gateway, gateway(options)?),
                     (Who::Redis, redis::redis(options.directory.join("redis"), Fsync::Always)?),
@@ -206,6 +209,7 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
         "rounds": amount.rounds, "keys": amount.keys, "fields of the large hash": amount.fields,
         "bytes of a value": VALUE, "file system": kind, "x": words_of_x(),
         "latency": "of each run the p50 that redis-benchmark gives; its p99 stands under the name of the command",
+        "fdatasync": file::WORDS,
     });
     let bars = bars(&samples, most);
     Ok(Report::new("gateway", options.effort, params, &samples, bars, skipped))
@@ -303,22 +307,6 @@ fn fill(to: SocketAddr, case: &Case, space: u64, value: &str) -> Result<(), Stri
             return Err(format!("it was not filled: {}", String::from_utf8_lossy(error).trim()));
         }
     }
-}
-
-/// Appends with an fdatasync each, one after the other, a second.
-fn fdatasyncs(directory: &Path, effort: Effort) -> Result<f64, String> {
-    let path = directory.join("appended");
-    let failed = |e: std::io::Error| format!("{}: {e}", path.display());
-    let time = Duration::from_millis(effort.pick(20, 300, 1000));
-    let mut file = File::create(&path).map_err(failed)?;
-    let (begin, mut count) = (Instant::now(), 0_u32);
-    while count == 0 || begin.elapsed() < time {
-        file.write_all(&[0x55; 4096]).and_then(|()| file.sync_data()).map_err(failed)?;
-        count += 1;
-    }
-    let rate = f64::from(count) / begin.elapsed().as_secs_f64();
-    std::fs::remove_file(&path).map_err(failed)?;
-    Ok(rate)
 }
 
 /// Syncs of the disk itself.

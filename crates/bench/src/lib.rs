@@ -14,6 +14,7 @@ pub mod erda;
 pub mod failover;
 pub mod gateway;
 pub mod kv_size;
+mod limits;
 pub mod machine;
 pub mod netns;
 pub mod page;

@@ -2,12 +2,13 @@
 //! medium. And redis-benchmark, which is run against them and against our gateway alike.
 
 use std::io::Read as _;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::erda::tcp::Redis;
+use crate::peers::free_port;
 
 /// How long a server may take until it answers.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -152,11 +153,6 @@ fn start(
     // Nobody reads it from here on, and a full pipe would stop it.
     process.child.stderr.take();
     Ok(process)
-}
-
-fn free_port() -> Result<u16, String> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(|e| format!("no free port: {e}"))?;
-    listener.local_addr().map(|a| a.port()).map_err(|e| e.to_string())
 }
 
 /// How redis-benchmark is run.

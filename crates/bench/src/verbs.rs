@@ -10,6 +10,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::effort::Effort;
+use crate::limits::udp;
+use crate::peers::free_port;
 use crate::perftest::{Op, Run};
 use crate::report::{Bar, Report, Sense};
 use crate::samples::{Key, Metric, Samples};
@@ -101,7 +103,7 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
         "path": "UDP over loopback, path MTU 4096, client and server on a core each",
         "latency": "perftest's and bare: half a round trip for write and send, a whole one for read; \
                     by post and poll: from posting to the completion, both sides polling",
-        "throughput": "bare: datagrams of 4112 bytes, 15 to a send, in a window",
+        "bare streams": udp::OFFLOADS,
     });
     let bars = bars(&bench.samples);
     Ok(Report::new("verbs", options.effort, params, &bench.samples, bars, bench.skipped))
@@ -208,8 +210,7 @@ impl Bench<'_> {
 
 /// Runs a server and a client of perftest; what is returned is what the client found.
 fn pair(options: &Options, run: &Run) -> Result<Vec<f64>, String> {
-    let free = std::net::TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr());
-    let port = free.map_err(|e| format!("no free port: {e}"))?.port();
+    let port = free_port()?;
     let start = |core: usize, peer: Option<&str>| {
         let mut command = Command::new("sh");
         command

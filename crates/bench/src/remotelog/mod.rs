@@ -8,7 +8,6 @@
 //! Beside every configuration stands message passing (SEND, copy, flush, acknowledgement, whatever its receive buffers
 //! are), and beside all of them a bare UDP round trip of a record's bytes.
 
-mod bare;
 pub mod figure;
 mod host;
 
@@ -21,6 +20,7 @@ use remanence_persist::taxonomy::{Buffers, Domain};
 use remanence_remotelog::{AppendError, GroupError, Mode};
 
 use crate::effort::Effort;
+use crate::limits::udp::Pair;
 use crate::report::{Bar, Report, Sense};
 use crate::samples::{Key, Metric, Samples};
 use crate::stats::{self, Estimate};
@@ -120,7 +120,8 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
     let mut skipped = Vec::new();
     let total = rounds * cells.len() as u64;
     let mut done = 0;
-    let bare = bare_key();
+    let (bare, loopback) = (bare_key(), std::net::Ipv4Addr::LOCALHOST.into());
+    let mut limit = Pair::open(loopback, loopback)?;
     let begin = Instant::now();
     let mut left_out = 0;
     // One probe stands behind one burst and before the next one.
@@ -150,7 +151,7 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
                 }
             }
             if n % 16 == 0 {
-                let values = bare::round_trips(RECORD as usize, burst)?;
+                let values = limit.round_trips(RECORD, burst.as_millis() as u64)?;
                 let before = std::mem::replace(&mut state, options.effort.probe());
                 samples.add(&bare, before, state, values);
             }

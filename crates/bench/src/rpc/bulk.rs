@@ -9,16 +9,16 @@ use remanence_rpc::durable::{Client, Fault};
 use remanence_rpc::pwrite::{Method, Writer};
 
 use super::host::{Copying, Host, MEMORY, words};
-use super::peer::{Bare, memcpy};
 use super::{Bench, Options, Outcome, key};
 use crate::claims::{Claim, Verdict, times};
-use crate::machine::State;
+use crate::limits::memcpy::Memcpy;
+use crate::limits::udp::{self, Pair};
 use crate::report::{Bar, Kind, Row, Sense, bytes, figure};
 use crate::samples::{Key, Metric};
 
 const OP: &str = "bulk write";
 const MEMCPY: &str = "memcpy, one core";
-const STREAM: &str = "bare UDP stream";
+const STREAM: &str = "bare UDP stream, GSO and GRO";
 /// Figure 7's, and figure 4's at the end.
 const SIZES: [u64; 7] = [4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 2 << 20];
 const QUICK: [u64; 4] = [8 << 10, 32 << 10, 128 << 10, 2 << 20];
@@ -90,7 +90,9 @@ pub fn run(options: Options, dsa: bool, mut progress: impl FnMut(u64, u64, &str)
     let mut bench = Bench::new(options.effort);
     let mut writer = host.writer(16, 2 << 20)?;
     let mut clients: Vec<Client> = (0..ways.len()).map(|n| host.client(n)).collect::<Result<_, _>>()?;
-    let mut bare = Bare::open(host.addresses())?;
+    let (there, here) = host.addresses();
+    let mut bare = Pair::open(there, here)?;
+    let mut memcpy = Memcpy::new(MEMORY);
     let steps = rounds * sizes.len() as u64;
     let mut done = 0;
     bench.samples.control(&throughput(sizes[0], series(Copying::Cpu)));
@@ -105,6 +107,10 @@ pub fn run(options: Options, dsa: bool, mut progress: impl FnMut(u64, u64, &str)
                     host.during(n, || calls(client, size, ms))
                 });
             }
+            // In the middle of what it bounds, and to as much memory.
+            bench.sample(&throughput(size, MEMCPY), || {
+                Ok(vec![memcpy.burst(size, MEMORY, Duration::from_millis(ms))?])
+            });
             let turns = if size >= FROM { &TURNS[..] } else { &[] };
             for copying in turns {
                 let n = ways.iter().position(|way| way == copying).expect("both are always measured");
@@ -117,8 +123,6 @@ pub fn run(options: Options, dsa: bool, mut progress: impl FnMut(u64, u64, &str)
                 });
             }
             bench.sample(&throughput(size, STREAM), || bare.stream(size, ms));
-            let rates = memcpy(size, ms / 3);
-            bench.samples.add(&throughput(size, MEMCPY), State::Any, State::Any, rates);
         }
     }
     let (cached, direct) = (amplification(true), amplification(false));
@@ -127,6 +131,8 @@ pub fn run(options: Options, dsa: bool, mut progress: impl FnMut(u64, u64, &str)
         "rounds": rounds, "ms": ms,
         "under way": "1 MiB in 4 to 16 writes; calls: 8 of them, the others wait for a slot",
         "throughput": "acknowledged bytes, at the client; DCA on and WRITE alone are visible, not durable",
+        STREAM: udp::OFFLOADS,
+        MEMCPY: "from one buffer in the cache to 64 MiB, as the writes go",
         "engine": "a worker thread, 8 copies ahead, from 8 KiB; a DMA engine only where a series names it. Where it pays: inline or handed over, whichever \
                    was faster lately",
     });

@@ -16,6 +16,7 @@ use remanence_rpc::pwrite::{Export, Writer};
 use remanence_rpc::{core::config::Config, log};
 use remanence_verbs::{Context, Options as Device};
 
+use crate::limits::SERVER_CORE;
 use crate::machine::pin;
 
 /// Bytes of the server's memory.
@@ -29,9 +30,6 @@ const LIMIT: Duration = Duration::from_secs(10);
 const WINDOW: usize = 8;
 /// What is too short to be worth a hand-over to another thread.
 const INLINE_BELOW: usize = 8 << 10;
-/// The server's thread, and the client's.
-const SERVER_CORE: usize = 0;
-pub(super) const CLIENT_CORE: usize = 1;
 
 const IDLE: usize = usize::MAX;
 const END: usize = usize::MAX - 1;

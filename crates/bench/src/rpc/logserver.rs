@@ -8,9 +8,9 @@ use remanence_rpc::live::Rpc;
 use remanence_rpc::log::{APPEND, BOUNDS, Options as Serving, TRIM, Word};
 
 use super::host::{Host, words};
-use super::peer::Bare;
 use super::{Bench, Options, Outcome, key};
 use crate::claims::{Claim, Verdict, times};
+use crate::limits::udp::Pair;
 use crate::report::{Bar, Sense};
 use crate::samples::{Key, Metric};
 
@@ -56,7 +56,8 @@ pub fn run(options: Options, mut progress: impl FnMut(u64, u64, &str)) -> Outcom
         let sessions: Option<Vec<_>> = (0..CLIENTS).map(|_| rpc.connect(to)).collect();
         clients.push(Clients { rpc, sessions: sessions.ok_or("no more sessions")? });
     }
-    let mut bare = Bare::open(host.addresses())?;
+    let (there, here) = host.addresses();
+    let mut bare = Pair::open(there, here)?;
     let steps = rounds * sizes.len() as u64;
     let mut done = 0;
     bench.samples.control(&rate(sizes[0], SERVED[0].0));

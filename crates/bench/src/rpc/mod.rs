@@ -9,12 +9,11 @@
 pub mod bulk;
 mod host;
 pub mod logserver;
-mod peer;
 pub mod pwrite;
 
-use self::host::CLIENT_CORE;
 use crate::claims::Claim;
 use crate::effort::Effort;
+use crate::limits::CLIENT_CORE;
 use crate::machine::pin;
 use crate::report::{Bar, Report};
 use crate::samples::{Key, Metric, Samples};

@@ -8,9 +8,9 @@ use remanence_rpc::pwrite::{Method, Writer};
 use remanence_rpc::visibility::{Tally, tally};
 
 use super::host::{Copying, Host, MEMORY, words};
-use super::peer::Bare;
 use super::{Bench, Options, Outcome, key};
 use crate::claims::{Claim, Verdict, times};
+use crate::limits::udp::Pair;
 use crate::report::{Bar, Kind, Row, Sense, figure};
 use crate::samples::{Key, Metric};
 
@@ -45,7 +45,8 @@ pub fn run(options: Options, mut progress: impl FnMut(u64, u64, &str)) -> Outcom
     let mut bench = Bench::new(options.effort);
     let mut writer = host.writer(1, 4096)?;
     let mut clients: Vec<Client> = (0..SERVERS.len()).map(|n| host.client(n)).collect::<Result<_, _>>()?;
-    let mut bare = Bare::open(host.addresses())?;
+    let (there, here) = host.addresses();
+    let mut bare = Pair::open(there, here)?;
     let steps = rounds * SIZES.len() as u64;
     let mut done = 0;
     bench.samples.control(&latency(64, RPC));

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
-use super::bare::{BareUdp, BareXdp};
 use super::cabi::CAbi;
 use super::ours::Ours;
-use super::protocol::{Carrier, Endpoint, Reply, Request, Test};
+use super::protocol::{Carrier, Reply, Request, Test, Where};
+use crate::limits::udp::BareUdp;
+use crate::limits::xdp::BareXdp;
 use crate::process::answer;
 
 /// What is open. Everything that measures is behind one lock-free hand-over: the serving thread owns it while it
@@ -38,10 +39,10 @@ pub fn main() -> ExitCode {
 impl Agent {
     fn handle(&mut self, request: Request) -> Result<Reply, String> {
         match request {
-            Request::Open { carrier, address, peer, interface, server } => {
-                self.open(carrier, address, peer, &interface, server)
+            Request::Open { carrier, address, peer, interface } => {
+                self.open(carrier, address, peer, &interface)
             }
-            Request::Connect(peer) => self.connect(peer.as_ref()),
+            Request::Connect { peer, serves } => self.connect(&peer, serves),
             Request::Serve { test, size } => self.serve(test, size),
             Request::Stop => self.stop(),
             Request::Run { test, size, ms } => self.run(test, size, ms),
@@ -54,7 +55,6 @@ impl Agent {
         address: IpAddr,
         peer: IpAddr,
         interface: &str,
-        server: bool,
     ) -> Result<Reply, String> {
         let open = match carrier {
             Carrier::Udp | Carrier::UdpServed | Carrier::Xdp | Carrier::Shm => {
@@ -64,22 +64,24 @@ impl Agent {
                 let directory = std::env::var_os("REMANENCE_LIB").ok_or("REMANENCE_LIB is not set")?;
                 Open::CAbi(Box::new(CAbi::open(directory.as_ref(), interface)?))
             }
-            Carrier::BareUdp => Open::BareUdp(BareUdp::open(address, peer, server)?),
+            Carrier::BareUdp => Open::BareUdp(BareUdp::open(address)?),
             Carrier::BareXdp => Open::BareXdp(Box::new(BareXdp::new(interface, address, peer))),
         };
         let endpoint = match &open {
-            Open::Ours(ours) => Some(ours.endpoint()),
-            Open::CAbi(ours) => Some(ours.endpoint()),
-            Open::BareUdp(_) | Open::BareXdp(_) => None,
+            Open::Ours(ours) => Where::Qp(ours.endpoint()),
+            Open::CAbi(ours) => Where::Qp(ours.endpoint()),
+            Open::BareUdp(bare) => Where::Socket(bare.local()),
+            Open::BareXdp(_) => Where::Interface,
         };
         self.open = Some(open);
         Ok(Reply::Opened(endpoint))
     }
 
-    fn connect(&mut self, peer: Option<&Endpoint>) -> Result<Reply, String> {
+    fn connect(&mut self, peer: &Where, serves: bool) -> Result<Reply, String> {
         match (&mut self.open, peer) {
-            (Some(Open::Ours(ours)), Some(peer)) => ours.connect(peer)?,
-            (Some(Open::CAbi(ours)), Some(peer)) => ours.connect(peer)?,
+            (Some(Open::Ours(ours)), Where::Qp(peer)) => ours.connect(peer)?,
+            (Some(Open::CAbi(ours)), Where::Qp(peer)) => ours.connect(peer)?,
+            (Some(Open::BareUdp(bare)), Where::Socket(peer)) => bare.connect(*peer, serves)?,
             _ => {}
         }
         Ok(Reply::Ok)

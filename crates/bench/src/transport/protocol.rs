@@ -85,8 +85,9 @@ impl Test {
     pub(super) const fn op(self) -> &'static str {
         match self {
             Self::Ping => "ping",
-            Self::Stream => "stream",
-            Self::Framed => "framed",
+            // With the offloads that they use.
+            Self::Stream => "stream, GSO and GRO",
+            Self::Framed => "framed, GSO and GRO",
             Self::Rate => "rate",
             Self::Write | Self::WriteStream | Self::WriteRate => "write",
             Self::Read | Self::ReadStream => "read",
@@ -118,6 +119,18 @@ pub(super) struct Endpoint {
     pub(super) file_rkey: u32,
 }
 
+/// Where the other agent finds one.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Where {
+    /// Of ours.
+    Qp(Endpoint),
+    /// A bare socket's address, with a port that the kernel chose.
+    Socket(std::net::SocketAddr),
+    /// Whatever the interface carries is for it.
+    Interface,
+}
+
 /// Controller to agent.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -132,11 +145,14 @@ pub(super) enum Request {
         peer: std::net::IpAddr,
         /// The network interface.
         interface: String,
-        /// The agent that answers.
-        server: bool,
     },
-    /// Connect to the peer's endpoint.
-    Connect(Option<Endpoint>),
+    /// Connect to the other agent.
+    Connect {
+        /// Where it is.
+        peer: Where,
+        /// The agent that is told is the one that answers.
+        serves: bool,
+    },
     /// Serve the peer, spinning, until [`Request::Stop`].
     Serve {
         /// What the peer will run.
@@ -161,8 +177,8 @@ pub(super) enum Request {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Reply {
-    /// Open; a bare carrier has no endpoint.
-    Opened(Option<Endpoint>),
+    /// Open, and to be found there.
+    Opened(Where),
     /// Done, nothing to say.
     Ok,
     /// Nanoseconds of each operation, or for a burst one pair of operations and nanoseconds.

@@ -34,17 +34,16 @@ impl Session {
             address: if server { server_address } else { client_address },
             peer: if server { client_address } else { server_address },
             interface: interface.to_owned(),
-            server,
         };
         let interface = session._place.interface();
         let opened = |reply| match reply {
-            Reply::Opened(endpoint) => Ok(endpoint),
+            Reply::Opened(at) => Ok(at),
             other => Err(unexpected(&other)),
         };
         let theirs = opened(session.server.ask(&open(true, interface))?)?;
         let ours = opened(session.client.ask(&open(false, interface))?)?;
-        session.server.ask(&Request::Connect(ours))?;
-        session.client.ask(&Request::Connect(theirs))?;
+        session.server.ask(&Request::Connect { peer: ours, serves: true })?;
+        session.client.ask(&Request::Connect { peer: theirs, serves: false })?;
         Ok(session)
     }
 
