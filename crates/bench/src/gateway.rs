@@ -5,14 +5,15 @@
 //! to round. What the disk does by itself stands beside them (`limits/file.rs`).
 
 use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream};
+use std::net::TcpStream;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::effort::Effort;
+use crate::erda::tcp::At;
 use crate::limits::file::{self, BareFile, write_at_once};
 use crate::machine::State;
-use crate::redis::{self, Fsync, Process, Shape};
+use crate::redis::{self, Fsync, Process, Setting, Shape};
 use crate::report::{Bar, Report, Sense};
 use crate::samples::{Key, Metric, Samples};
 
@@ -130,7 +131,7 @@ impl Who {
     const fn name(self) -> &'static str {
         match self {
             Self::Gateway => "gateway",
-            Self::Redis => "Redis, always",
+            Self::Redis => "Redis, appendfsync always",
         }
     }
 }
@@ -191,7 +192,10 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
                 samples.add(&disk(), State::Any, State::Any, [rate]);
                 let mut servers = [
                     (Who::Gateway, gateway(options)?),
-                    (Who::Redis, redis::redis(options.directory.join("redis"), Fsync::Always)?),
+                    (
+                        Who::Redis,
+                        redis::redis(options.directory.join("redis"), Setting::plain(Fsync::Always))?,
+                    ),
                 ];
                 // Who comes first has the disk as somebody else left it.
                 if round % 2 == 1 {
@@ -244,17 +248,17 @@ fn one_case(
     };
     if matches!(what.finds, Finds::Keys | Finds::OneHash) {
         for (who, server) in servers {
-            fill(server.addr(), what, space, &value).map_err(|e| format!("{}: {e}", who.name()))?;
+            fill(server.at(), what, space, &value).map_err(|e| format!("{}: {e}", who.name()))?;
         }
     }
     for &(clients, requests) in &amount.shapes {
         for (who, server) in servers {
             let failed = |e: String| format!("{}, {}: {e}", what.name, who.name());
             if what.finds == Finds::KeysToDelete {
-                fill(server.addr(), what, space, &value).map_err(failed)?;
+                fill(server.at(), what, space, &value).map_err(failed)?;
             }
             let shape = Shape { clients, pipeline: 1 };
-            let said = redis::benchmark(server.addr(), shape, space, requests, &words).map_err(failed)?;
+            let said = redis::benchmark(server.at(), shape, space, requests, &words).map_err(failed)?;
             let Some(said) = said.into_iter().next() else {
                 return Err(failed("redis-benchmark gave no figures".into()));
             };
@@ -271,10 +275,11 @@ fn one_case(
 }
 
 /// Gives a server a key, or a field, for each number below `space`, in pipelines.
-fn fill(to: SocketAddr, case: &Case, space: u64, value: &str) -> Result<(), String> {
+fn fill(to: &At, case: &Case, space: u64, value: &str) -> Result<(), String> {
     const PIPELINE: u64 = 500;
     let lost = |e: std::io::Error| format!("the connection broke while it was filled: {e}");
-    let mut stream = TcpStream::connect(to).map_err(lost)?;
+    let At::Tcp(addr) = to else { return Err(format!("{to} is not reached over TCP")) };
+    let mut stream = TcpStream::connect(addr).map_err(lost)?;
     stream.set_read_timeout(Some(PATIENCE)).map_err(lost)?;
     let mut numbers = 0..space;
     loop {

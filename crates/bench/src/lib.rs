@@ -28,6 +28,7 @@ pub mod remotelog;
 pub mod report;
 pub mod rpc;
 pub mod samples;
+pub mod settings;
 pub mod stats;
 pub mod transport;
 pub mod urdma;

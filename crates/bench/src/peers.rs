@@ -90,10 +90,9 @@ pub(crate) fn version(program: &str, argument: &str) -> String {
     let said = Command::new(program).arg(argument).stdin(Stdio::null()).stderr(Stdio::null()).output();
     let text = said.map(|said| String::from_utf8_lossy(&said.stdout).into_owned()).unwrap_or_default();
     let line = text.lines().find(|line| line.contains(|c: char| c.is_ascii_digit()));
-    line.map_or_else(
-        || format!("{program}, version unknown"),
-        |line| line.trim_matches(['#', ' ']).to_owned(),
-    )
+    // Redis says with what it was built as well.
+    let line = line.and_then(|line| line.trim_matches(['#', ' ']).split(" sha=").next());
+    line.map_or_else(|| format!("{program}, version unknown"), str::to_owned)
 }
 
 /// What each peer of a list is, for a report's parameters: by series, once.

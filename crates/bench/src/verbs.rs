@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use crate::effort::Effort;
 use crate::limits::udp;
-use crate::peers::free_port;
+use crate::peers::{free_port, version};
 use crate::perftest::{Op, Run};
 use crate::report::{Bar, Report, Sense};
 use crate::samples::{Key, Metric, Samples};
@@ -100,6 +100,7 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
     }
     let params = serde_json::json!({
         "rounds": round, "ms": ms,
+        "settings": { "perftest": version("ib_write_lat", "--version") },
         "path": "UDP over loopback, path MTU 4096, client and server on a core each",
         "latency": "perftest's and bare: half a round trip for write and send, a whole one for read; \
                     by post and poll: from posting to the completion, both sides polling",

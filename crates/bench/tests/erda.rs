@@ -86,6 +86,38 @@ fn whole(report: &Report) {
             want(op, &format!("{who}, 16 together"), "rate");
         }
     }
+    // A peer that is not installed is skipped, once.
+    for (program, servers) in [
+        (
+            "redis-server",
+            &["Redis, appendonly no", "Redis, appendonly no, io-threads 2", "Redis, appendfsync always"][..],
+        ),
+        ("memcached", &["memcached"][..]),
+    ] {
+        let missing = format!("{program} is not installed");
+        match report.skipped.iter().filter(|line| line.contains(&missing)).count() {
+            0 => {
+                for (server, via) in
+                    servers.iter().flat_map(|server| ["TCP", "Unix socket"].map(|via| (server, via)))
+                {
+                    want("GET on tmpfs", &format!("{server}, {via}"), "latency");
+                }
+                let settings = report.params["settings"].as_object().expect("an object");
+                let server =
+                    settings.iter().find(|(name, _)| name.starts_with(servers[0])).expect("its settings");
+                assert!(server.1.as_str().is_some_and(|line| line.contains(program)), "{server:?}");
+            }
+            lines => assert_eq!(lines, 1, "{:?}", report.skipped),
+        }
+    }
+    if report.params["settings"]["redis-benchmark"].is_string()
+        && has(report, "GET on tmpfs", "Redis, appendonly no, TCP", "latency")
+    {
+        for (statistic, metric) in [("", "rate"), (", p50", "latency"), (", p99", "latency")] {
+            let op = format!("GET on tmpfs, redis-benchmark -c 50 -P 16{statistic}");
+            want(&op, "Redis, appendonly no, Unix socket", metric);
+        }
+    }
     assert!(
         missing.len() as u64 <= 5 * dropped,
         "{dropped} bursts were dropped, and there is no {missing:#?}"

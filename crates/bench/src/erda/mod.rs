@@ -229,6 +229,8 @@ struct Bench<'a> {
     samples: Samples,
     rows: Vec<Row>,
     skipped: Vec<String>,
+    /// Of peers: version and command line.
+    settings: BTreeMap<String, String>,
     servers: BTreeMap<Series, Server>,
     device: Context,
     table1: Vec<table1::Cell>,
@@ -266,6 +268,7 @@ pub fn run(
         samples: Samples::default(),
         rows: Vec::new(),
         skipped: Vec::new(),
+        settings: BTreeMap::new(),
         servers: BTreeMap::new(),
         device: agent::device(options.carrier)?,
         table1: Vec::new(),
@@ -318,6 +321,9 @@ pub fn run(
                    nothing makes the domain true. No latency of NVM is added for anybody",
         "cpu": "application: CPU time of the serving thread from a message's arrival to the end of what it makes it do, waiting \
                 not counted. server process: all its threads, with the RNIC's engine in software, and their waiting",
+        "settings": bench.settings,
+        "redis-benchmark": "p50 and p99 are those that it prints of a run, under the names of the operation; their p50 here is the median of its \
+                            runs",
         "claims": serde_json::to_value(&claims).unwrap_or_default(),
     });
     let mut report = Report::new("erda", effort, params, &bench.samples, bars, bench.skipped);

@@ -45,16 +45,19 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
     let mut plan = plan::work(&options.paths);
     let mut skipped = Vec::new();
     let mut sessions = sessions(options, &mut skipped);
-    plan.retain(|work| {
-        let missing = if let Work::Peer(run) = work { run.program.missing() } else { None };
-        missing.map(|why| skip(&mut skipped, why)).is_none()
-    });
-    let total = rounds * plan.len() as u64;
+    for group in &mut plan {
+        group.retain(|work| {
+            let missing = if let Work::Peer(run) = work { run.program.missing() } else { None };
+            missing.map(|why| skip(&mut skipped, why)).is_none()
+        });
+    }
+    let total = rounds * plan.iter().map(Vec::len).sum::<usize>() as u64;
     if sessions.is_empty() {
         return Err(format!("no path could be opened: {}", skipped.join("; ")));
     }
     let mut samples = Samples::default();
-    let steps = plan.iter().filter_map(|work| if let Work::Ours(step) = work { Some(step) } else { None });
+    let steps =
+        plan.iter().flatten().filter_map(|work| if let Work::Ours(step) = work { Some(step) } else { None });
     steps.filter(|step| step.is_control()).for_each(|step| samples.control(&step.key()));
     let mut memcpy = Memcpy::new(ours::SIZE_MAX);
     let mut done = 0;
@@ -62,7 +65,7 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
     while options.effort.another(round, rounds, || plan::bars(&samples, &options.paths)) {
         samples.block(round);
         round += 1;
-        for work in samples.order(plan.len()).into_iter().map(|n| &plan[n]) {
+        for work in samples.order(plan.len()).into_iter().flat_map(|n| &plan[n]) {
             done += 1;
             progress(done, total, &work.words());
             let outcome = match work {
@@ -89,8 +92,11 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
         }
     }
     progress(total, total, "done");
-    let peers: Vec<_> =
-        plan.iter().filter_map(|work| if let Work::Peer(run) = work { Some(*run) } else { None }).collect();
+    let peers: Vec<_> = plan
+        .iter()
+        .flatten()
+        .filter_map(|work| if let Work::Peer(run) = work { Some(*run) } else { None })
+        .collect();
     let settings = peers::settings(&peers, &NetworkPath::Loopback);
     let params = serde_json::json!({
         "rounds": round, "ms": ms, "paths": options.paths,

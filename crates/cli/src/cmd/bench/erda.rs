@@ -50,8 +50,6 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
     let (report, claims) = outcome.map_err(Fail::new)?;
     super::tell(&report, &args.common)?;
     super::tell_claims(&claims, &args.common);
-    if let Some(file) = args.common.plot.as_deref() {
-        figure::draw(&report, file).map_err(Fail::new)?;
-    }
+    super::draw(&report, &args.common, figure::draw)?;
     report.whole().map_err(Fail::new)
 }
