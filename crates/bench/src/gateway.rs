@@ -1,8 +1,8 @@
 //! `rem bench gateway`: commands that change something, on a disk, beside Redis that syncs before it replies.
 //!
-//! Both servers run as their users start them, on the same file system, with redis-benchmark for a client. Each round starts
-//! both with nothing, fills them alike, and gives each command to one and then to the other; who comes first changes from round
-//! to round. What the disk does by itself stands beside them (`limits/file.rs`).
+//! The servers run as their users start them, on the same file system, with redis-benchmark for a client: Redis without threads that read
+//! and write for it, and with two. Each round starts all of them with nothing, fills them alike, and gives each command to one after the
+//! other; who comes first changes from round to round. What the disk does by itself stands beside them (`limits/file.rs`).
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -124,14 +124,17 @@ const CASES: [Case; 9] = [
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Who {
     Gateway,
-    Redis,
+    Redis(Setting),
 }
 
+/// Syncs before it replies, without threads that read and write for it, and with some.
+const REDIS: [Setting; 2] = [Setting::plain(Fsync::Always), Setting::threaded(Fsync::Always)];
+
 impl Who {
-    const fn name(self) -> &'static str {
+    fn name(self) -> String {
         match self {
-            Self::Gateway => "gateway",
-            Self::Redis => "Redis, appendfsync always",
+            Self::Gateway => "gateway".to_owned(),
+            Self::Redis(setting) => format!("Redis, {}", setting.words()),
         }
     }
 }
@@ -176,6 +179,7 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
     let steps = amount.rounds * CASES.len() as u64;
     let most = amount.shapes.iter().map(|(clients, _)| *clients).max().unwrap_or_default();
     let (mut samples, mut skipped) = (Samples::default(), Vec::new());
+    let mut settings = serde_json::Map::new();
     let missing = ["redis-server", "redis-benchmark"]
         .iter()
         .zip(["redis-server", "redis-tools"])
@@ -190,17 +194,16 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
                 let micros = write_at_once(&mut bare, time)?;
                 let rate = micros.len() as f64 / micros.iter().sum::<f64>();
                 samples.add(&disk(), State::Any, State::Any, [rate]);
-                let mut servers = [
-                    (Who::Gateway, gateway(options)?),
-                    (
-                        Who::Redis,
-                        redis::redis(options.directory.join("redis"), Setting::plain(Fsync::Always))?,
-                    ),
-                ];
-                // Who comes first has the disk as somebody else left it.
-                if round % 2 == 1 {
-                    servers.reverse();
+                let mut servers = vec![(Who::Gateway, gateway(options)?)];
+                for (n, setting) in REDIS.into_iter().enumerate() {
+                    let dir = options.directory.join(format!("redis{n}"));
+                    servers.push((Who::Redis(setting), redis::redis(dir, setting)?));
                 }
+                settings =
+                    servers.iter().map(|(who, server)| (who.name(), server.settings().into())).collect();
+                // Who comes first has the disk as somebody else left it.
+                let order = samples.order(servers.len());
+                let servers: Vec<_> = order.into_iter().map(|n| &servers[n]).collect();
                 for (case, what) in CASES.iter().enumerate() {
                     progress(round * CASES.len() as u64 + case as u64, steps, what.name);
                     one_case(&amount, case, &servers, &mut samples)?;
@@ -213,7 +216,7 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
         "rounds": amount.rounds, "keys": amount.keys, "fields of the large hash": amount.fields,
         "bytes of a value": VALUE, "file system": kind, "x": words_of_x(),
         "latency": "of each run the p50 that redis-benchmark gives; its p99 stands under the name of the command",
-        "fdatasync": file::WORDS,
+        "fdatasync": file::WORDS, "settings": settings,
     });
     let bars = bars(&samples, most);
     Ok(Report::new("gateway", options.effort, params, &samples, bars, skipped))
@@ -234,7 +237,7 @@ fn gateway(options: &Options) -> Result<Process, String> {
 fn one_case(
     amount: &Amount,
     case: usize,
-    servers: &[(Who, Process); 2],
+    servers: &[&(Who, Process)],
     samples: &mut Samples,
 ) -> Result<(), String> {
     let what = &CASES[case];
@@ -263,10 +266,13 @@ fn one_case(
                 return Err(failed("redis-benchmark gave no figures".into()));
             };
             let mut add = |key: &Key, value| samples.add(key, State::Any, State::Any, [value]);
-            add(&key(what, clients, who.name(), Metric::Rate), said.rate / 1e6);
-            add(&key(what, clients, who.name(), Metric::Latency), said.p50_us);
+            add(&key(what, clients, &who.name(), Metric::Rate), said.rate / 1e6);
+            add(&key(what, clients, &who.name(), Metric::Latency), said.p50_us);
             add(
-                &Key { op: format!("{}, p99", what.name), ..key(what, clients, who.name(), Metric::Latency) },
+                &Key {
+                    op: format!("{}, p99", what.name),
+                    ..key(what, clients, &who.name(), Metric::Latency)
+                },
                 said.p99_us,
             );
         }
@@ -320,12 +326,13 @@ fn disk() -> Key {
 }
 
 fn bars(samples: &Samples, clients: u32) -> Vec<Bar> {
-    let bar = |what: &Case| {
-        let of = |who: Who| key(what, clients, who.name(), Metric::Rate);
-        let ratio = samples.ratio(&of(Who::Redis), &of(Who::Gateway));
-        Bar::new(format!("{}, {clients} clients: Redis / gateway", what.name), ratio, Sense::AtMost, LIMIT)
+    let bar = |(what, redis): (&Case, Who)| {
+        let of = |who: Who| key(what, clients, &who.name(), Metric::Rate);
+        let ratio = samples.ratio(&of(redis), &of(Who::Gateway));
+        let name = format!("{}, {clients} clients: {} / gateway", what.name, redis.name());
+        Bar::new(name, ratio, Sense::AtMost, LIMIT)
     };
-    CASES.iter().map(bar).collect()
+    CASES.iter().flat_map(|what| REDIS.map(|setting| (what, Who::Redis(setting)))).map(bar).collect()
 }
 
 #[cfg(test)]
@@ -337,8 +344,8 @@ mod tests {
         let mut samples = Samples::default();
         for (block, rate) in [400.0, 100.0].into_iter().enumerate() {
             samples.block(block as u64);
-            for (who, rate) in [(Who::Gateway, 100.0), (Who::Redis, rate)] {
-                samples.add(&key(&CASES[0], 50, who.name(), Metric::Rate), State::Any, State::Any, [rate]);
+            for (who, rate) in [(Who::Gateway, 100.0), (Who::Redis(REDIS[0]), rate)] {
+                samples.add(&key(&CASES[0], 50, &who.name(), Metric::Rate), State::Any, State::Any, [rate]);
             }
         }
         let value = bars(&samples, 50)[0].value.expect("both sides of both rounds");

@@ -141,7 +141,7 @@ fn gateway_measures_every_bar() {
     assert_eq!(report["skipped"], serde_json::json!([]), "something was left out");
     assert!(series(&report, "fdatasync", "this disk"), "the disk by itself was not measured");
     for op in ["SET", "DEL", "HSET of a large hash", "INCR of a new key"] {
-        for who in ["gateway", "Redis, appendfsync always"] {
+        for who in ["gateway", "Redis, appendfsync always", "Redis, appendfsync always, io-threads 2"] {
             assert!(series(&report, op, who), "no {op} of {who}");
         }
     }
