@@ -185,9 +185,14 @@ pub(super) fn run(extent: Extent, mut progress: impl FnMut(u64, u64, &str)) -> R
         for size in SIZES {
             done += 1;
             progress(done, total, MEMCPY);
-            let before = extent.probe();
-            let rate = memcpy.burst(size, target, Duration::from_millis(ms))?;
-            samples.add(&key(DRAM, size, MEMCPY, Metric::Throughput), before, extent.probe(), [rate]);
+            let limit = key(DRAM, size, MEMCPY, Metric::Throughput);
+            // The A/A pair.
+            let again = (size == SIZES[0]).then(|| limit.again());
+            for limit in [Some(limit), again].into_iter().flatten() {
+                let before = extent.probe();
+                let rate = memcpy.burst(size, target, Duration::from_millis(ms))?;
+                samples.add(&limit, before, extent.probe(), [rate]);
+            }
             for op in ops {
                 for engine in engines(op) {
                     done += 1;
