@@ -60,7 +60,7 @@ fn has(report: &Report, op: &str, series: &str, metric: &str) -> bool {
 
 /// Every series of every figure was measured, but where a burst was dropped as the cores changed their state.
 fn whole(report: &Report) {
-    let dropped = report.params["dropped"].as_u64().expect("it is counted");
+    let dropped = report.params["dropped_bursts"].as_u64().expect("it is counted");
     let mut missing = BTreeSet::new();
     let mut want = |op: &str, series: &str, metric: &str| {
         if !has(report, op, series, metric) {
