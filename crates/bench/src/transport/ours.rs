@@ -19,8 +19,6 @@ use super::protocol::{Carrier, Endpoint, Test};
 pub(crate) const SIZE_MAX: u64 = 1 << 20;
 /// Receives kept posted.
 pub(super) const RECVS: u32 = 256;
-/// Round trips of a ping-pong behind one reading of the clock, which costs about half of one in shared memory.
-pub(super) const BATCH: u64 = 64;
 /// A run that makes no headway for this long has failed.
 const PATIENCE: Duration = Duration::from_secs(5);
 

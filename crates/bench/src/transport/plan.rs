@@ -117,7 +117,6 @@ impl Step {
     pub(super) fn operations(&self, values: &[u64]) -> u64 {
         match values {
             [operations, _] if self.test.is_burst() => *operations,
-            _ if self.test == Test::PingPong => values.len() as u64 * super::ours::BATCH,
             _ => values.len() as u64,
         }
     }
