@@ -136,8 +136,11 @@ pub fn pinned() -> serde_json::Value {
     serde_json::json!({ "server": End::Server.cores(&allowed), "client": End::Client.cores(&allowed) })
 }
 
+/// A role's word, and what a process that is started with it does.
+type Known = (&'static str, fn() -> ExitCode);
+
 /// Every role, by its word.
-const ROLES: [(&str, fn() -> ExitCode); 7] = [
+const ROLES: [Known; 7] = [
     role::<crate::transport::agent::Transport>(),
     role::<crate::erda::server::Server>(),
     role::<crate::erda::client::Clients>(),
@@ -147,7 +150,7 @@ const ROLES: [(&str, fn() -> ExitCode); 7] = [
     role::<crate::rpc::client::Client>(),
 ];
 
-const fn role<R: Role>() -> (&'static str, fn() -> ExitCode) {
+const fn role<R: Role>() -> Known {
     (R::WORD, serve_controller::<R>)
 }
 
