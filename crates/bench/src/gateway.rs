@@ -1,18 +1,19 @@
 //! `rem bench gateway`: commands that change something, on a disk, beside Redis that syncs before it replies.
 //!
-//! Both servers run as their users start them, on the same file system, with redis-benchmark for a client. Each round starts
-//! both with nothing, fills them alike, and gives each command to one and then to the other; who comes first changes from round
-//! to round. What the disk does by itself stands beside them: an append of 4 KiB and an fdatasync, one after the other.
+//! The servers run as their users start them, on the same file system, with redis-benchmark for a client: Redis without threads that read
+//! and write for it, and with two. Each round starts all of them with nothing, fills them alike, and gives each command to one after the
+//! other; who comes first changes from round to round. What the disk does by itself stands beside them (`limits/file.rs`).
 
-use std::fs::File;
 use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream};
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::net::TcpStream;
+use std::path::PathBuf;
+use std::time::Duration;
 
 use crate::effort::Effort;
+use crate::erda::tcp::At;
+use crate::limits::file::{self, BareFile, write_at_once};
 use crate::machine::State;
-use crate::redis::{self, Fsync, Process, Shape};
+use crate::redis::{self, Fsync, Process, Setting, Shape};
 use crate::report::{Bar, Report, Sense};
 use crate::samples::{Key, Metric, Samples};
 
@@ -123,14 +124,17 @@ const CASES: [Case; 9] = [
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Who {
     Gateway,
-    Redis,
+    Redis(Setting),
 }
 
+/// Syncs before it replies, without threads that read and write for it, and with some.
+const REDIS: [Setting; 2] = [Setting::plain(Fsync::Always), Setting::threaded(Fsync::Always)];
+
 impl Who {
-    const fn name(self) -> &'static str {
+    fn name(self) -> String {
         match self {
-            Self::Gateway => "gateway",
-            Self::Redis => "Redis, always",
+            Self::Gateway => "gateway".to_owned(),
+            Self::Redis(setting) => format!("Redis, {}", setting.words()),
         }
     }
 }
@@ -175,6 +179,7 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
     let steps = amount.rounds * CASES.len() as u64;
     let most = amount.shapes.iter().map(|(clients, _)| *clients).max().unwrap_or_default();
     let (mut samples, mut skipped) = (Samples::default(), Vec::new());
+    let mut settings = serde_json::Map::new();
     let missing = ["redis-server", "redis-benchmark"]
         .iter()
         .zip(["redis-server", "redis-tools"])
@@ -184,16 +189,21 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
         None => {
             for round in 0..amount.rounds {
                 samples.block(round);
-                let rate = [fdatasyncs(&options.directory, options.effort)? / 1e6];
-                samples.add(&disk(), State::Any, State::Any, rate);
-                let mut servers = [
-                    (Who::Gateway, gateway(options)?),
-                    (Who::Redis, redis::redis(options.directory.join("redis"), Fsync::Always)?),
-                ];
-                // Who comes first has the disk as somebody else left it.
-                if round % 2 == 1 {
-                    servers.reverse();
+                let time = Duration::from_millis(options.effort.pick(20, 300, 1000));
+                let mut bare = [BareFile::new(&options.directory.join("bare"))?];
+                let micros = write_at_once(&mut bare, time)?;
+                let rate = micros.len() as f64 / micros.iter().sum::<f64>();
+                samples.add(&disk(), State::Any, State::Any, [rate]);
+                let mut servers = vec![(Who::Gateway, gateway(options)?)];
+                for (n, setting) in REDIS.into_iter().enumerate() {
+                    let dir = options.directory.join(format!("redis{n}"));
+                    servers.push((Who::Redis(setting), redis::redis(dir, setting)?));
                 }
+                settings =
+                    servers.iter().map(|(who, server)| (who.name(), server.settings().into())).collect();
+                // Who comes first has the disk as somebody else left it.
+                let order = samples.order(servers.len());
+                let servers: Vec<_> = order.into_iter().map(|n| &servers[n]).collect();
                 for (case, what) in CASES.iter().enumerate() {
                     progress(round * CASES.len() as u64 + case as u64, steps, what.name);
                     one_case(&amount, case, &servers, &mut samples)?;
@@ -206,6 +216,7 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
         "rounds": amount.rounds, "keys": amount.keys, "fields of the large hash": amount.fields,
         "bytes of a value": VALUE, "file system": kind, "x": words_of_x(),
         "latency": "of each run the p50 that redis-benchmark gives; its p99 stands under the name of the command",
+        "fdatasync": file::WORDS, "settings": settings,
     });
     let bars = bars(&samples, most);
     Ok(Report::new("gateway", options.effort, params, &samples, bars, skipped))
@@ -226,7 +237,7 @@ fn gateway(options: &Options) -> Result<Process, String> {
 fn one_case(
     amount: &Amount,
     case: usize,
-    servers: &[(Who, Process); 2],
+    servers: &[&(Who, Process)],
     samples: &mut Samples,
 ) -> Result<(), String> {
     let what = &CASES[case];
@@ -240,25 +251,28 @@ fn one_case(
     };
     if matches!(what.finds, Finds::Keys | Finds::OneHash) {
         for (who, server) in servers {
-            fill(server.addr(), what, space, &value).map_err(|e| format!("{}: {e}", who.name()))?;
+            fill(server.at(), what, space, &value).map_err(|e| format!("{}: {e}", who.name()))?;
         }
     }
     for &(clients, requests) in &amount.shapes {
         for (who, server) in servers {
             let failed = |e: String| format!("{}, {}: {e}", what.name, who.name());
             if what.finds == Finds::KeysToDelete {
-                fill(server.addr(), what, space, &value).map_err(failed)?;
+                fill(server.at(), what, space, &value).map_err(failed)?;
             }
             let shape = Shape { clients, pipeline: 1 };
-            let said = redis::benchmark(server.addr(), shape, space, requests, &words).map_err(failed)?;
+            let said = redis::benchmark(server.at(), shape, space, requests, &words).map_err(failed)?;
             let Some(said) = said.into_iter().next() else {
                 return Err(failed("redis-benchmark gave no figures".into()));
             };
             let mut add = |key: &Key, value| samples.add(key, State::Any, State::Any, [value]);
-            add(&key(what, clients, who.name(), Metric::Rate), said.rate / 1e6);
-            add(&key(what, clients, who.name(), Metric::Latency), said.p50_us);
+            add(&key(what, clients, &who.name(), Metric::Rate), said.rate / 1e6);
+            add(&key(what, clients, &who.name(), Metric::Latency), said.p50_us);
             add(
-                &Key { op: format!("{}, p99", what.name), ..key(what, clients, who.name(), Metric::Latency) },
+                &Key {
+                    op: format!("{}, p99", what.name),
+                    ..key(what, clients, &who.name(), Metric::Latency)
+                },
                 said.p99_us,
             );
         }
@@ -267,10 +281,11 @@ fn one_case(
 }
 
 /// Gives a server a key, or a field, for each number below `space`, in pipelines.
-fn fill(to: SocketAddr, case: &Case, space: u64, value: &str) -> Result<(), String> {
+fn fill(to: &At, case: &Case, space: u64, value: &str) -> Result<(), String> {
     const PIPELINE: u64 = 500;
     let lost = |e: std::io::Error| format!("the connection broke while it was filled: {e}");
-    let mut stream = TcpStream::connect(to).map_err(lost)?;
+    let At::Tcp(addr) = to else { return Err(format!("{to} is not reached over TCP")) };
+    let mut stream = TcpStream::connect(addr).map_err(lost)?;
     stream.set_read_timeout(Some(PATIENCE)).map_err(lost)?;
     let mut numbers = 0..space;
     loop {
@@ -305,34 +320,19 @@ fn fill(to: SocketAddr, case: &Case, space: u64, value: &str) -> Result<(), Stri
     }
 }
 
-/// Appends with an fdatasync each, one after the other, a second.
-fn fdatasyncs(directory: &Path, effort: Effort) -> Result<f64, String> {
-    let path = directory.join("appended");
-    let failed = |e: std::io::Error| format!("{}: {e}", path.display());
-    let time = Duration::from_millis(effort.pick(20, 300, 1000));
-    let mut file = File::create(&path).map_err(failed)?;
-    let (begin, mut count) = (Instant::now(), 0_u32);
-    while count == 0 || begin.elapsed() < time {
-        file.write_all(&[0x55; 4096]).and_then(|()| file.sync_data()).map_err(failed)?;
-        count += 1;
-    }
-    let rate = f64::from(count) / begin.elapsed().as_secs_f64();
-    std::fs::remove_file(&path).map_err(failed)?;
-    Ok(rate)
-}
-
 /// Syncs of the disk itself.
 fn disk() -> Key {
     Key { op: "fdatasync".to_owned(), x: 0, series: "this disk".to_owned(), metric: Metric::Rate }
 }
 
 fn bars(samples: &Samples, clients: u32) -> Vec<Bar> {
-    let bar = |what: &Case| {
-        let of = |who: Who| key(what, clients, who.name(), Metric::Rate);
-        let ratio = samples.ratio(&of(Who::Redis), &of(Who::Gateway));
-        Bar::new(format!("{}, {clients} clients: Redis / gateway", what.name), ratio, Sense::AtMost, LIMIT)
+    let bar = |(what, redis): (&Case, Who)| {
+        let of = |who: Who| key(what, clients, &who.name(), Metric::Rate);
+        let ratio = samples.ratio(&of(redis), &of(Who::Gateway));
+        let name = format!("{}, {clients} clients: {} / gateway", what.name, redis.name());
+        Bar::new(name, ratio, Sense::AtMost, LIMIT)
     };
-    CASES.iter().map(bar).collect()
+    CASES.iter().flat_map(|what| REDIS.map(|setting| (what, Who::Redis(setting)))).map(bar).collect()
 }
 
 #[cfg(test)]
@@ -344,8 +344,8 @@ mod tests {
         let mut samples = Samples::default();
         for (block, rate) in [400.0, 100.0].into_iter().enumerate() {
             samples.block(block as u64);
-            for (who, rate) in [(Who::Gateway, 100.0), (Who::Redis, rate)] {
-                samples.add(&key(&CASES[0], 50, who.name(), Metric::Rate), State::Any, State::Any, [rate]);
+            for (who, rate) in [(Who::Gateway, 100.0), (Who::Redis(REDIS[0]), rate)] {
+                samples.add(&key(&CASES[0], 50, &who.name(), Metric::Rate), State::Any, State::Any, [rate]);
             }
         }
         let value = bars(&samples, 50)[0].value.expect("both sides of both rounds");

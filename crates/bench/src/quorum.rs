@@ -5,16 +5,14 @@
 //! second-fastest, which is what a quorum of two can be compared with; then one append after the other is made to all three, while all
 //! of them answer, and while the third one is stopped (SIGSTOP). All of it is interleaved, in another order each round.
 //!
-//! The servers share one disk here, as they would not elsewhere. What that costs is measured bare, in the same run: the same bytes
-//! written and synced to one file, and to two files at once.
+//! The servers share one disk here, as they would not elsewhere. What that costs is measured bare, in the same run: a block
+//! written and synced to one file, and to two files at once (`limits/file.rs`).
 
-use std::fs::{File, OpenOptions};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use remanence_remote::Reactor;
@@ -23,6 +21,7 @@ use remanence_remotelog::{AppendError, Group, GroupError, Method, SessionConnect
 use remanence_verbs::Context;
 
 use crate::effort::Effort;
+use crate::limits::file::{self, BareFile, write_at_once};
 use crate::process::Server;
 use crate::report::{Bar, Report, Sense};
 use crate::samples::{Key, Metric, Samples};
@@ -107,7 +106,7 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
     }
     let mut all = open(&context, together, ACKS)?;
     let mut bare = (0..ACKS)
-        .map(|n| Bare::new(&options.directory.join(format!("bare{n}"))))
+        .map(|n| BareFile::new(&options.directory.join(format!("bare{n}"))))
         .collect::<Result<Vec<_>, _>>()?;
     let mut samples = Samples::default();
     samples.control(&Series::Alone(0).key(PAYLOADS[0]));
@@ -147,7 +146,7 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
     let params = serde_json::json!({
         "payloads": PAYLOADS, "servers": SERVERS, "acks": ACKS, "rounds": round,
         "burst_ms": burst.as_millis() as u64, "arguments": options.more,
-        "survives": servers.survives,
+        "survives": servers.survives, "bare": file::WORDS,
     });
     let bars = bars(&samples);
     Ok(Report::new("quorum", options.effort, params, &samples, bars, Vec::new()))
@@ -245,78 +244,6 @@ fn append(group: &mut Group<SessionConnection>, payload: usize, burst: Duration)
         }
     }
     Ok(values)
-}
-
-/// Bytes of a file that is written bare, and of each write to it.
-const BARE: u64 = 8 << 20;
-const BARE_WRITE: u64 = 4096;
-
-/// A file that was written before, so that writing it anew is no matter of blocks. Dropped, it is removed.
-struct Bare {
-    file: File,
-    path: PathBuf,
-    at: u64,
-}
-
-impl Bare {
-    fn new(path: &Path) -> Result<Self, String> {
-        let said = |e: std::io::Error| format!("{}: {e}", path.display());
-        std::fs::write(path, vec![1; BARE as usize]).map_err(said)?;
-        File::open(path).and_then(|file| file.sync_all()).map_err(said)?;
-        let file = OpenOptions::new().write(true).custom_flags(libc::O_DSYNC).open(path).map_err(said)?;
-        Ok(Self { file, path: path.to_owned(), at: 0 })
-    }
-
-    fn write(&mut self) -> Result<(), String> {
-        self.file.write_all_at(&[2; BARE_WRITE as usize], self.at).map_err(|e| e.to_string())?;
-        self.at = (self.at + BARE_WRITE) % BARE;
-        Ok(())
-    }
-}
-
-impl Drop for Bare {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
-    }
-}
-
-/// Writes to all of them at once, again and again for a while; microseconds until the last one is synced.
-fn write_at_once(files: &mut [Bare], burst: Duration) -> Result<Vec<f64>, String> {
-    let (first, others) = files.split_first_mut().ok_or("a file at least")?;
-    let round = Barrier::new(others.len() + 1);
-    let goes_on = AtomicBool::new(true);
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = others
-            .iter_mut()
-            .map(|file| {
-                scope.spawn(|| {
-                    let mut result = Ok(());
-                    loop {
-                        round.wait();
-                        if !goes_on.load(Ordering::Acquire) {
-                            return result;
-                        }
-                        result = result.and(file.write());
-                        round.wait();
-                    }
-                })
-            })
-            .collect();
-        let (begin, mut values, mut result) = (Instant::now(), Vec::new(), Ok(()));
-        while begin.elapsed() < burst && result.is_ok() {
-            let start = Instant::now();
-            round.wait();
-            result = first.write();
-            round.wait();
-            values.push(start.elapsed().as_nanos() as f64 / 1e3);
-        }
-        goes_on.store(false, Ordering::Release);
-        round.wait();
-        for thread in threads {
-            result = result.and(thread.join().map_err(|_| "a thread that writes has panicked".to_owned())?);
-        }
-        result.map(|()| values)
-    })
 }
 
 /// A process that is stopped, and goes on when this goes.

@@ -2,47 +2,89 @@
 //! medium. And redis-benchmark, which is run against them and against our gateway alike.
 
 use std::io::Read as _;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::erda::tcp::Redis;
+use crate::erda::tcp::{At, Memcached, Redis};
+use crate::peers::{free_port, version};
 
 /// How long a server may take until it answers.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// When Redis syncs its log.
+/// When Redis syncs its log, if it has one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Fsync {
+    NoLog,
     Always,
     EverySecond,
     No,
 }
 
 impl Fsync {
-    pub(crate) const ALL: [Self; 3] = [Self::Always, Self::EverySecond, Self::No];
-
-    pub(crate) const fn word(self) -> &'static str {
+    /// In the words of its configuration.
+    pub(crate) const fn words(self) -> &'static str {
         match self {
-            Self::Always => "always",
-            Self::EverySecond => "everysec",
-            Self::No => "no",
+            Self::NoLog => "appendonly no",
+            Self::Always => "appendfsync always",
+            Self::EverySecond => "appendfsync everysec",
+            Self::No => "appendfsync no",
         }
     }
 }
 
+/// How Redis is configured. It listens on TCP and a Unix socket at once.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct Setting {
+    pub(crate) fsync: Fsync,
+    /// Threads that read and write for the one that carries out.
+    pub(crate) io_threads: bool,
+}
+
+impl Setting {
+    pub(crate) const fn plain(fsync: Fsync) -> Self {
+        Self { fsync, io_threads: false }
+    }
+
+    pub(crate) const fn threaded(fsync: Fsync) -> Self {
+        Self { fsync, io_threads: true }
+    }
+
+    /// For the name of a series.
+    pub(crate) fn words(self) -> String {
+        let threads = if self.io_threads { format!(", io-threads {IO_THREADS}") } else { String::new() };
+        format!("{}{threads}", self.fsync.words())
+    }
+}
+
+/// With more than there are processors they would take turns.
+const IO_THREADS: &str = "2";
+
 /// A server process, which ends when this goes.
 pub(crate) struct Process {
     child: Child,
-    addr: SocketAddr,
+    at: At,
+    socket: Option<PathBuf>,
+    settings: String,
     /// What it wrote is taken away with it.
     dir: Option<PathBuf>,
 }
 
 impl Process {
-    pub(crate) const fn addr(&self) -> SocketAddr {
-        self.addr
+    /// Where it is first to be found.
+    pub(crate) const fn at(&self) -> &At {
+        &self.at
+    }
+
+    /// Its Unix socket, of a server that has one besides.
+    pub(crate) fn socket(&self) -> Option<At> {
+        self.socket.clone().map(At::Unix)
+    }
+
+    /// Version and command line.
+    pub(crate) fn settings(&self) -> &str {
+        &self.settings
     }
 }
 
@@ -67,32 +109,54 @@ pub(crate) fn installed(program: &str, package: &str) -> Result<PathBuf, String>
     find(program).ok_or_else(|| format!("{program} is not installed; `apt-get install {package}` brings it"))
 }
 
-/// Redis with its log in `dir`, which is made and goes with it.
-pub(crate) fn redis(dir: PathBuf, fsync: Fsync) -> Result<Process, String> {
+/// Redis with its log and its Unix socket in `dir`, which is made and goes with it.
+pub(crate) fn redis(dir: PathBuf, setting: Setting) -> Result<Process, String> {
     let program = installed("redis-server", "redis-server")?;
     std::fs::create_dir_all(&dir).map_err(|e| format!("{} cannot be made: {e}", dir.display()))?;
-    let port = free_port()?.to_string();
+    let (port, socket) = (free_port()?, dir.join("socket"));
     let mut command = Command::new(program);
-    command.args(["--port", &port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "yes"]);
-    // A rewrite of the log in the middle would be charged to whoever is measured then.
-    command.args(["--appendfsync", fsync.word(), "--auto-aof-rewrite-percentage", "0", "--daemonize", "no"]);
+    command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--daemonize", "no"]);
+    command.arg("--unixsocket").arg(&socket);
+    match setting.fsync {
+        Fsync::NoLog => command.args(["--appendonly", "no"]),
+        // A rewrite of the log in the middle would be charged to whoever is measured then.
+        logged => command
+            .args(["--appendonly", "yes", "--auto-aof-rewrite-percentage", "0"])
+            .args(logged.words().split(' ').zip(["--", ""]).map(|(word, dashes)| format!("{dashes}{word}"))),
+    };
+    if setting.io_threads {
+        command.args(["--io-threads", IO_THREADS, "--io-threads-do-reads", "yes"]);
+    }
     command.arg("--dir").arg(&dir);
-    start(command, &port, Some(dir), |to| {
+    let at = At::Tcp((Ipv4Addr::LOCALHOST, port).into());
+    let mut process = start(command, at, Some(dir), |to| {
         Redis::connect(to, false, "Redis").and_then(|mut redis| redis.ping())
-    })
+    })?;
+    process.socket = Some(socket);
+    Ok(process)
 }
 
-/// memcached, which keeps nothing.
-pub(crate) fn memcached() -> Result<Process, String> {
+/// memcached, which keeps nothing, on TCP or, if `socket` names one, on a Unix socket in a directory of its own.
+pub(crate) fn memcached(socket: Option<PathBuf>) -> Result<Process, String> {
     let program = installed("memcached", "memcached")?;
-    let port = free_port()?.to_string();
     let mut command = Command::new(program);
-    command.args(["-l", "127.0.0.1", "-p", &port, "-U", "0", "-m", "256"]);
+    command.args(["-m", "256", "-t", "4"]);
     // It refuses to be root without a name to become.
     if std::env::var_os("HOME").is_some_and(|home| home == "/root") {
         command.args(["-u", "root"]);
     }
-    start(command, &port, None, |to| std::net::TcpStream::connect(to).map(drop).map_err(|e| e.to_string()))
+    let (at, dir) = if let Some(dir) = socket {
+        std::fs::create_dir_all(&dir).map_err(|e| format!("{} cannot be made: {e}", dir.display()))?;
+        let socket = dir.join("socket");
+        command.arg("-s").arg(&socket);
+        (At::Unix(socket), Some(dir))
+    } else {
+        let port = free_port()?;
+        command.args(["-l", "127.0.0.1", "-U", "0", "-p", &port.to_string()]);
+        (At::Tcp((Ipv4Addr::LOCALHOST, port).into()), None)
+    };
+    // Who connects before it answers has found it.
+    start(command, at, dir, |to| Memcached::connect(to, false).map(drop))
 }
 
 /// Our gateway to a store that is served elsewhere, as its users start it.
@@ -117,27 +181,32 @@ fn listening(program: &Path, store: &[&str], dir: Option<PathBuf>) -> Result<Pro
     if !known {
         return Err("this release of rem has no `rem kv gateway`".into());
     }
-    let port = free_port()?.to_string();
+    let addr: SocketAddr = (Ipv4Addr::LOCALHOST, free_port()?).into();
     let mut command = Command::new(program);
-    command.args(["kv", "gateway"]).args(store).args(["--listen", &format!("127.0.0.1:{port}")]);
-    start(command, &port, dir, |to| Redis::connect(to, false, "gateway").and_then(|mut redis| redis.ping()))
+    command.args(["kv", "gateway"]).args(store).args(["--listen", &addr.to_string()]);
+    let ready = |to: &At| Redis::connect(to, false, "gateway").and_then(|mut redis| redis.ping());
+    start(command, addr.into(), dir, ready)
 }
 
 fn start(
     mut command: Command,
-    port: &str,
+    at: At,
     dir: Option<PathBuf>,
-    ready: impl Fn(SocketAddr) -> Result<(), String>,
+    ready: impl Fn(&At) -> Result<(), String>,
 ) -> Result<Process, String> {
-    let name =
-        Path::new(command.get_program()).file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let addr = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port.parse().expect("we wrote it"));
+    let path = command.get_program().to_string_lossy().into_owned();
+    let name = Path::new(&path).file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let words = command.get_args().map(|word| match word.to_string_lossy() {
+        word if word.is_empty() => "''".to_owned(),
+        word => word.into_owned(),
+    });
+    let settings = format!("{}; {name} {}", version(&path, "--version"), words.collect::<Vec<_>>().join(" "));
     let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
     let child = child.map_err(|e| format!("{name} cannot be started: {e}"))?;
-    let mut process = Process { child, addr, dir };
+    let mut process = Process { child, at, socket: None, settings, dir };
     let begin = Instant::now();
     // None of them says when it listens: who answers does.
-    while ready(addr).is_err() {
+    while ready(&process.at).is_err() {
         if let Ok(Some(status)) = process.child.try_wait() {
             let mut said = String::new();
             process.child.stderr.take().map(|mut stderr| stderr.read_to_string(&mut said));
@@ -152,11 +221,6 @@ fn start(
     // Nobody reads it from here on, and a full pipe would stop it.
     process.child.stderr.take();
     Ok(process)
-}
-
-fn free_port() -> Result<u16, String> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(|e| format!("no free port: {e}"))?;
-    listener.local_addr().map(|a| a.port()).map_err(|e| e.to_string())
 }
 
 /// How redis-benchmark is run.
@@ -193,7 +257,7 @@ pub(crate) struct Said {
 
 /// Runs SET and then GET of `value` bytes over `keys` keys. What took no time that it could tell is left out.
 pub(crate) fn redis_benchmark(
-    to: SocketAddr,
+    to: &At,
     shape: Shape,
     value: usize,
     keys: u64,
@@ -204,7 +268,7 @@ pub(crate) fn redis_benchmark(
 
 /// Runs what `tests` says, `requests` of each: options, or one command's words, in which `__rand_int__` is one of `keys` numbers.
 pub(crate) fn benchmark(
-    to: SocketAddr,
+    to: &At,
     shape: Shape,
     keys: u64,
     requests: u64,
@@ -212,7 +276,11 @@ pub(crate) fn benchmark(
 ) -> Result<Vec<Said>, String> {
     let program = installed("redis-benchmark", "redis-tools")?;
     let mut command = Command::new(program);
-    command.args(["-h", &to.ip().to_string(), "-p", &to.port().to_string(), "--csv"]);
+    match to {
+        At::Tcp(addr) => command.args(["-h", &addr.ip().to_string(), "-p", &addr.port().to_string()]),
+        At::Unix(socket) => command.arg("-s").arg(socket),
+    };
+    command.arg("--csv");
     command.args(["-c", &shape.clients.to_string(), "-P", &shape.pipeline.to_string()]);
     command.args(["-r", &keys.to_string(), "-n", &requests.to_string()]).args(tests);
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
@@ -293,19 +361,43 @@ mod tests {
             return;
         }
         let dir = std::env::temp_dir().join(format!("rem-bench-peers-{}", std::process::id()));
-        let process = redis(dir.clone(), Fsync::Always).expect("it starts");
-        let mut redis = Redis::connect(process.addr(), true, "Redis").expect("it answers");
-        use remanence_ycsb::packed::KeyValue as _;
-        redis.put(b"key", b"value").expect("it writes");
-        let mut value = Vec::new();
-        assert!(redis.get(b"key", &mut value).expect("it reads"));
-        assert_eq!(value, b"value");
-        if find("redis-benchmark").is_some() {
-            let said = redis_benchmark(process.addr(), Shape::ALL[0], 64, 10, 2000).expect("figures");
-            assert_eq!(said.iter().map(|s| s.test.as_str()).collect::<Vec<_>>(), ["SET", "GET"]);
-            assert!(said.iter().all(|s| s.rate > 0.0));
+        let process = redis(dir.clone(), Setting::threaded(Fsync::Always)).expect("it starts");
+        let asked = "--appendonly yes --auto-aof-rewrite-percentage 0 --appendfsync always --io-threads 2";
+        assert!(process.settings().contains(asked), "{}", process.settings());
+        assert!(process.settings().starts_with("Redis server v="), "{}", process.settings());
+        for at in [process.at().clone(), process.socket().expect("both")] {
+            let mut redis = Redis::connect(&at, true, "Redis").expect("it answers");
+            use remanence_ycsb::packed::KeyValue as _;
+            redis.put(b"key", at.to_string().as_bytes()).expect("it writes");
+            let mut value = Vec::new();
+            assert!(redis.get(b"key", &mut value).expect("it reads"));
+            assert_eq!(value, at.to_string().as_bytes());
+            if find("redis-benchmark").is_some() {
+                let said = redis_benchmark(&at, Shape::ALL[0], 64, 10, 2000).expect("figures");
+                assert_eq!(said.iter().map(|s| s.test.as_str()).collect::<Vec<_>>(), ["SET", "GET"]);
+                assert!(said.iter().all(|s| s.rate > 0.0));
+            }
         }
         drop(process);
         assert!(!dir.exists(), "its log went with it");
+    }
+
+    #[test]
+    fn memcached_answers_on_either_socket() {
+        if let Err(why) = installed("memcached", "memcached") {
+            eprintln!("skipped: {why}");
+            return;
+        }
+        let dir = std::env::temp_dir().join(format!("rem-bench-memcached-{}", std::process::id()));
+        for socket in [None, Some(dir.clone())] {
+            let process = memcached(socket).expect("it starts");
+            let mut memcached = Memcached::connect(process.at(), true).expect("it answers");
+            use remanence_ycsb::packed::KeyValue as _;
+            memcached.put(b"key", b"value").expect("it writes");
+            let mut value = Vec::new();
+            assert!(memcached.get(b"key", &mut value).expect("it reads"));
+            assert_eq!(value, b"value");
+        }
+        assert!(!dir.exists(), "its socket went with it");
     }
 }

@@ -1,7 +1,7 @@
 //! The whole of `rem bench erda`, as small as it gets: every part runs, with real server processes, and every figure has its
 //! rows. No time is looked at.
 //!
-//! This program has no test harness: started with the arguments `bench-agent erda` it is one of the bench's own servers.
+//! This program has no test harness: started with the arguments `bench-agent ROLE` it is one of the bench's own processes.
 
 use std::collections::BTreeSet;
 use std::process::ExitCode;
@@ -9,12 +9,14 @@ use std::process::ExitCode;
 use remanence_bench::effort::Effort;
 use remanence_bench::erda::{self, Carrier, Options, Part, figure};
 use remanence_bench::report::Report;
-use remanence_bench::server_load::ServerLoad;
+use remanence_bench::role;
 use serde_json::Value;
 
 fn main() -> ExitCode {
     match std::env::args().nth(1).as_deref() {
-        Some("bench-agent") => return erda::agent::main(),
+        Some("bench-agent") => {
+            return role::main(&std::env::args().nth(2).expect("a role")).expect("there is such a role");
+        }
         // The bench looks whether there is a gateway. Here is none.
         Some("kv") => return ExitCode::FAILURE,
         _ => {}
@@ -70,16 +72,14 @@ fn whole(report: &Report) {
     };
     for mix in ["YCSB-A", "YCSB-B", "YCSB-C", "update-only"] {
         for name in ["Erda, two READs", "Erda", "Erda, durable", "Redo Logging", "Read After Write"] {
-            for load in ServerLoad::ALL {
-                let series = load.series(name);
+            for state in ["idle", "busy 50 us"] {
+                let series = format!("{name}/{state}");
                 want(&format!("{mix} each"), &series, "latency");
                 want(&format!("{mix} mean"), &series, "latency");
                 want(&format!("{mix} application"), &series, "cpu");
                 want(&format!("{mix} application"), &series, "messages");
                 want(&format!("{mix} server process"), &series, "cpu");
-                if [ServerLoad::IDLE, ServerLoad::BUSY].contains(&load) {
-                    want(&format!("{mix} by threads"), &series, "rate");
-                }
+                want(&format!("{mix} by threads"), &series, "rate");
             }
         }
     }
@@ -87,6 +87,38 @@ fn whole(report: &Report) {
         for op in ["GET on tmpfs", "PUT on tmpfs"] {
             want(op, who, "latency");
             want(op, &format!("{who}, 16 together"), "rate");
+        }
+    }
+    // A peer that is not installed is skipped, once.
+    for (program, servers) in [
+        (
+            "redis-server",
+            &["Redis, appendonly no", "Redis, appendonly no, io-threads 2", "Redis, appendfsync always"][..],
+        ),
+        ("memcached", &["memcached"][..]),
+    ] {
+        let missing = format!("{program} is not installed");
+        match report.skipped.iter().filter(|line| line.contains(&missing)).count() {
+            0 => {
+                for (server, via) in
+                    servers.iter().flat_map(|server| ["TCP", "Unix socket"].map(|via| (server, via)))
+                {
+                    want("GET on tmpfs", &format!("{server}, {via}"), "latency");
+                }
+                let settings = report.params["settings"].as_object().expect("an object");
+                let server =
+                    settings.iter().find(|(name, _)| name.starts_with(servers[0])).expect("its settings");
+                assert!(server.1.as_str().is_some_and(|line| line.contains(program)), "{server:?}");
+            }
+            lines => assert_eq!(lines, 1, "{:?}", report.skipped),
+        }
+    }
+    if report.params["settings"]["redis-benchmark"].is_string()
+        && has(report, "GET on tmpfs", "Redis, appendonly no, TCP", "latency")
+    {
+        for (statistic, metric) in [("", "rate"), (", p50", "latency"), (", p99", "latency")] {
+            let op = format!("GET on tmpfs, redis-benchmark -c 50 -P 16{statistic}");
+            want(&op, "Redis, appendonly no, Unix socket", metric);
         }
     }
     assert!(
@@ -120,9 +152,7 @@ fn whole(report: &Report) {
     for bar in report.bars.iter().filter(|bar| bar.name.starts_with("messages to the application per read")) {
         assert!(bar.value.is_none_or(|value| value == 0.0), "{bar:?}");
     }
-    for name in
-        ["YCSB-C latency, server busy 50 us", "YCSB-C throughput, 4 threads", "Table 1", "GET latency, 64 B"]
-    {
+    for name in ["YCSB-C latency, ", "YCSB-C throughput, 4 threads", "Table 1", "GET latency, 64 B"] {
         assert!(report.bars.iter().any(|bar| bar.name.starts_with(name)), "no bar {name}");
     }
 }

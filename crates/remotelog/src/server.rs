@@ -511,6 +511,11 @@ impl LogServer {
         self.server.spin();
     }
 
+    /// Counts what serving the log costs, from here on: see [`Server::meter`](remanence_remote::Server::meter).
+    pub fn meter(&mut self) -> remanence_remote::Meter {
+        self.server.meter()
+    }
+
     /// Serves until it is [stopped](remanence_remote::Server::run).
     ///
     /// # Errors

@@ -106,6 +106,8 @@ pub struct ProgressStats {
     pub watches: u64,
     /// Times that a sleeping thread was woken as something changed that it could not see.
     pub kicks: u64,
+    /// Times that a turn was taken by another kind of driver than the one before it.
+    pub handovers: u64,
     /// ICMP messages that the link passed on.
     pub icmp_messages: u64,
 }
@@ -172,7 +174,17 @@ pub(crate) struct Driver {
     /// Counts what a blocked consumer may wait for; see [`Driver::news`].
     pushed: u64,
     told: News,
+    /// The kind of driver that took the last turn.
+    drove: Option<Kind>,
     pub(crate) counters: ProgressStats,
+}
+
+/// Kinds of drivers, of which `handover.rs` tells.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    Poller,
+    Waiter,
+    Thread,
 }
 
 impl Driver {
@@ -210,6 +222,7 @@ impl Driver {
             told: News { completions: 0, events: 0 },
             answers: (0, 0),
             deferred: 0,
+            drove: None,
             counters: ProgressStats::default(),
         }
     }
@@ -566,9 +579,19 @@ impl Driver {
         self.kick(kick);
     }
 
+    fn drives(&mut self, kind: Kind) {
+        *match kind {
+            Kind::Poller => &mut self.counters.poller_turns,
+            Kind::Waiter => &mut self.counters.waiter_turns,
+            Kind::Thread => &mut self.counters.thread_turns,
+        } += 1;
+        let before = self.drove.replace(kind);
+        self.counters.handovers += u64::from(before.is_some_and(|before| before != kind));
+    }
+
     /// A consumer polled and found nothing.
     pub(crate) fn polled(&mut self, now: Instant) {
-        self.counters.poller_turns += 1;
+        self.drives(Kind::Poller);
         let kick = self.handover.polled(now);
         self.kick(kick);
     }
@@ -580,7 +603,7 @@ impl Driver {
 
     /// What the progress thread does next. Fills in the descriptors to watch.
     pub(crate) fn plan_thread(&mut self, now: Instant, worked: bool, fds: &mut Vec<WaitFd>) -> Plan {
-        self.counters.thread_turns += 1;
+        self.drives(Kind::Thread);
         let deferred = self.device.stats().acks_deferred;
         let awaited = std::mem::replace(&mut self.deferred, deferred) != deferred;
         let outlook = Outlook { awaited, ..self.outlook(now) };
@@ -604,7 +627,7 @@ impl Driver {
         worked: bool,
         fds: &mut Vec<WaitFd>,
     ) -> Plan {
-        self.counters.waiter_turns += 1;
+        self.drives(Kind::Waiter);
         let (plan, kick) = self.handover.plan_waiter(now, id, warm, worked, self.outlook(now));
         self.kick(kick);
         match plan {

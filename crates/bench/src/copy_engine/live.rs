@@ -7,6 +7,7 @@ use remanence_pmem::engine::{CopyEngine, DsaEngine, Inline, Options, Placement, 
 use remanence_pmem::{FileOptions, PersistenceDomain, Region};
 
 use super::{SIZES, key};
+use crate::limits::memcpy::Memcpy;
 use crate::machine::State;
 use crate::report::{Kind, Row};
 use crate::samples::{Metric, Samples};
@@ -157,6 +158,10 @@ impl Extent {
     pub(super) const QUICK: Self = Self { rounds: 3, ms: 6, target: 256 << 20, copies: 20_000, states: true };
     pub(super) const FULL: Self =
         Self { rounds: 11, ms: 25, target: 1 << 30, copies: 1_000_000, states: true };
+
+    fn probe(self) -> State {
+        if self.states { State::probe() } else { State::Any }
+    }
 }
 
 pub(super) fn run(extent: Extent, mut progress: impl FnMut(u64, u64, &str)) -> Result<Live, String> {
@@ -168,7 +173,7 @@ pub(super) fn run(extent: Extent, mut progress: impl FnMut(u64, u64, &str)) -> R
     dram.populate();
     let mut dram = Target { region: dram, at: 0 };
     let mut pm = Target { region: declared(target)?, at: 0 };
-    let (mut vector, mut at) = (vec![1_u8; target as usize], 0);
+    let mut memcpy = Memcpy::new(target);
     let mut samples = Samples::default();
     let ops = [DRAM, PM, SUBMIT];
     let steps = 1 + ops.iter().map(|op| engines(op).len()).sum::<usize>();
@@ -180,8 +185,14 @@ pub(super) fn run(extent: Extent, mut progress: impl FnMut(u64, u64, &str)) -> R
         for size in SIZES {
             done += 1;
             progress(done, total, MEMCPY);
-            let rate = memcpy(&mut vector, &mut at, size as usize, Duration::from_millis(ms));
-            samples.add(&key(DRAM, size, MEMCPY, Metric::Throughput), State::Any, State::Any, [rate]);
+            let limit = key(DRAM, size, MEMCPY, Metric::Throughput);
+            // The A/A pair.
+            let again = (size == SIZES[0]).then(|| limit.again());
+            for limit in [Some(limit), again].into_iter().flatten() {
+                let before = extent.probe();
+                let rate = memcpy.burst(size, target, Duration::from_millis(ms))?;
+                samples.add(&limit, before, extent.probe(), [rate]);
+            }
             for op in ops {
                 for engine in engines(op) {
                     done += 1;
@@ -221,7 +232,7 @@ fn sample(
 ) -> Result<(), String> {
     let budget = Duration::from_millis(extent.ms);
     // One core alone knows no states.
-    let probe = || if engine.by == By::Own || !extent.states { State::Any } else { State::probe() };
+    let probe = || if engine.by == By::Own { State::Any } else { extent.probe() };
     let mut running = engine.make()?;
     let before = probe();
     let (metric, values) = if op == SUBMIT {
@@ -308,22 +319,4 @@ fn take(engine: &mut dyn CopyEngine) -> Result<Vec<u8>, String> {
     let completion = engine.wait().ok_or("a buffer went missing")?;
     completion.outcome.map_err(|e| e.to_string())?;
     Ok(completion.source.into_bytes().unwrap_or_default())
-}
-
-/// GB/s of memcpy from one small buffer to all of a large one, on from where it stopped.
-fn memcpy(to: &mut [u8], at: &mut usize, size: usize, budget: Duration) -> f64 {
-    let from = vec![0x5A_u8; size];
-    let mut bytes = 0;
-    let start = Instant::now();
-    while start.elapsed() < budget {
-        for _ in 0..8 {
-            if *at + size > to.len() {
-                *at = 0;
-            }
-            to[*at..*at + size].copy_from_slice(std::hint::black_box(&from));
-            *at += size;
-            bytes += size;
-        }
-    }
-    bytes as f64 / start.elapsed().as_nanos() as f64
 }

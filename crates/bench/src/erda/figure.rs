@@ -320,7 +320,7 @@ mod tests {
                 Action::ALL.into_iter().flat_map(|deed| peerside::SIZES.map(|size| (deed, size as u64)))
             {
                 let op = format!("{} on {}", deed.word(), place.name());
-                rows.push(row(&op, "Redis, no", "latency", "us", size, 10.0));
+                rows.push(row(&op, "Redis, appendonly no, TCP", "latency", "us", size, 10.0));
                 for shape in Shape::ALL {
                     rows.push(row(
                         &format!("{op}, redis-benchmark {}", shape.words()),

@@ -2,6 +2,7 @@
 //! Redis and memcached, all with clients that spin; and redis-benchmark against whatever speaks RESP.
 
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Instant;
 
@@ -12,12 +13,13 @@ use remanence_ycsb::workload::Mix;
 use crate::effort::Effort;
 
 use super::load::{self, Handle};
-use super::protocol::{Carrier, Open, Served};
-use super::server::Server;
-use super::tcp::{Memcached, Redis};
-use super::{Bench, Native, agent, connecting, load_of, sound, table1};
+use super::server::{Carrier, Served, Server, Spec, device};
+use super::tcp::{At, Memcached, Redis};
+use super::{Bench, Native, connecting, load_of, sound, table1};
 use crate::machine::State;
-use crate::redis::{self, Fsync, Process, Shape};
+use crate::peers::version;
+use crate::redis::{self, Fsync, Process, Setting, Shape};
+use crate::role::{Agent, End};
 use crate::samples::{Key, Metric};
 use crate::server_load::ServerLoad;
 
@@ -49,17 +51,52 @@ pub(super) enum Who {
     Gateway,
     /// With the store in its own process.
     GatewayAndStore,
-    Redis(Fsync),
-    Memcached,
+    Redis(Setting, Via),
+    Memcached(Via),
+}
+
+/// What a peer is asked over: beside ours over UDP loopback stands TCP loopback, and beside shared memory what a host has without
+/// its network's stack.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Via {
+    Tcp,
+    Unix,
+}
+
+impl Via {
+    pub(super) const ALL: [Self; 2] = [Self::Tcp, Self::Unix];
+
+    const fn words(self) -> &'static str {
+        match self {
+            Self::Tcp => "TCP",
+            Self::Unix => "Unix socket",
+        }
+    }
+
+    /// What of ours it stands beside.
+    pub(super) const fn carrier(self) -> Carrier {
+        match self {
+            Self::Tcp => Carrier::Udp,
+            Self::Unix => Carrier::Shm,
+        }
+    }
 }
 
 impl Who {
     fn at(place: DataDirectory) -> Vec<Self> {
         let mut all = vec![Self::Native(Carrier::Udp), Self::Native(Carrier::Shm)];
-        all.extend(Fsync::ALL.map(Self::Redis));
+        let logged = [Fsync::Always, Fsync::EverySecond, Fsync::No].map(Setting::plain);
+        let more = match place {
+            DataDirectory::Tmpfs => &[Setting::plain(Fsync::NoLog), Setting::threaded(Fsync::NoLog)][..],
+            DataDirectory::Disk => &[Setting::threaded(Fsync::Always)][..],
+        };
+        for setting in logged.iter().chain(more) {
+            all.extend(Via::ALL.map(|via| Self::Redis(*setting, via)));
+        }
         all.push(Self::GatewayAndStore);
         if place == DataDirectory::Tmpfs {
-            all.extend([Self::Gateway, Self::Memcached]);
+            all.push(Self::Gateway);
+            all.extend(Via::ALL.map(Self::Memcached));
         }
         all
     }
@@ -69,13 +106,27 @@ impl Who {
             Self::Native(carrier) => format!("native, {}", carrier.word()),
             Self::Gateway => "gateway".into(),
             Self::GatewayAndStore => "gateway and store".into(),
-            Self::Redis(fsync) => format!("Redis, {}", fsync.word()),
-            Self::Memcached => "memcached".into(),
+            Self::Redis(setting, via) => format!("Redis, {}, {}", setting.words(), via.words()),
+            Self::Memcached(via) => format!("memcached, {}", via.words()),
+        }
+    }
+
+    /// The server, whatever it is asked over, where one listens on both sockets.
+    fn server(self) -> String {
+        if let Self::Redis(setting, _) = self { format!("Redis, {}", setting.words()) } else { self.name() }
+    }
+
+    /// What is to be installed for it, if it is not.
+    fn missing(self) -> Option<String> {
+        match self {
+            Self::Redis(..) => redis::installed("redis-server", "redis-server").err(),
+            Self::Memcached(_) => redis::installed("memcached", "memcached").err(),
+            _ => None,
         }
     }
 
     const fn speaks_resp(self) -> bool {
-        matches!(self, Self::Gateway | Self::GatewayAndStore | Self::Redis(_))
+        matches!(self, Self::Gateway | Self::GatewayAndStore | Self::Redis(..))
     }
 }
 
@@ -109,6 +160,11 @@ pub(super) fn together(place: DataDirectory, deed: Action, who: Who, value: usiz
     Key { series, metric: Metric::Rate, ..spinning(place, deed, who, value) }
 }
 
+/// What redis-benchmark printed as a percentile.
+fn percentile(rate: &Key, which: &str) -> Key {
+    Key { op: format!("{}, {which}", rate.op), metric: Metric::Latency, ..rate.clone() }
+}
+
 /// The rate that redis-benchmark measured.
 pub(super) fn benchmarked(place: DataDirectory, deed: Action, who: Who, shape: Shape, value: usize) -> Key {
     let op = format!("{} on {}, redis-benchmark {}", deed.word(), place.name(), shape.words());
@@ -126,8 +182,9 @@ pub(super) const SIZES: [usize; 2] = [64, 1024];
 
 const fn rounds(effort: Effort) -> u64 {
     match effort {
-        Effort::Tiny | Effort::Quick => 1,
-        Effort::Full => 5,
+        Effort::Tiny => 1,
+        Effort::Quick => 6,
+        Effort::Full => 9,
     }
 }
 
@@ -138,7 +195,8 @@ pub(super) fn steps(effort: Effort) -> u64 {
 
 /// How many requests redis-benchmark makes: for a good part of a second, as far as one can know.
 const fn requests(effort: Effort, place: DataDirectory, who: Who, shape: Shape) -> u64 {
-    let synced = matches!((place, who), (DataDirectory::Disk, Who::Redis(Fsync::Always)));
+    let synced =
+        matches!((place, who), (DataDirectory::Disk, Who::Redis(Setting { fsync: Fsync::Always, .. }, _)));
     let all = match (synced, shape.clients) {
         (true, 1) => 200,
         (true, _) => 4000,
@@ -147,7 +205,8 @@ const fn requests(effort: Effort, place: DataDirectory, who: Who, shape: Shape) 
     } * shape.pipeline as u64
         / if shape.pipeline > 1 { 3 } else { 1 };
     match effort {
-        Effort::Tiny => all / 100 + 64,
+        // Fewer take a fast server no time that redis-benchmark could tell.
+        Effort::Tiny => all / 10 + 64,
         Effort::Quick => all / 8 + 64,
         Effort::Full => all,
     }
@@ -160,12 +219,12 @@ struct RunningPeer {
     handles: Vec<Handle>,
     /// For operations under one doorbell.
     store: Option<Store>,
-    addr: std::net::SocketAddr,
+    at: At,
     // The clients go before what they are connected to.
     _device: Option<Context>,
-    _server: Option<Server>,
-    _process: Option<Process>,
-    _dir: Option<Directory>,
+    _server: Option<Agent<Server>>,
+    /// One that listens on both sockets is of two peers.
+    process: Option<Rc<(Process, Option<Directory>)>>,
 }
 
 /// A directory that goes with its peer.
@@ -183,34 +242,37 @@ pub(super) fn run(bench: &mut Bench<'_>) {
     for place in DataDirectory::ALL {
         let Some(dir) = directory(bench, place) else { continue };
         for who in Who::at(place) {
-            let native = all
-                .iter()
-                .find(|peer: &&RunningPeer| peer.who == Who::Native(Carrier::Udp))
-                .map(|peer| peer.addr);
-            match start(bench, place, who, &dir, native) {
+            if let Some(why) = who.missing() {
+                bench.lost.add(format!("{} on {}", who.name(), place.name()), why);
+                continue;
+            }
+            match start(bench, place, who, &dir, &all) {
                 Ok(peer) => all.push(peer),
-                Err(why) => bench.skip(format!("{} on {}: {why}", who.name(), place.name())),
+                Err(why) => bench.lost.add(format!("{} on {}", who.name(), place.name()), why),
             }
         }
     }
-    if redis::find("redis-benchmark").is_none() {
-        bench.skip("redis-benchmark is not installed; `apt-get install redis-tools` brings it".into());
+    match redis::installed("redis-benchmark", "redis-tools") {
+        Ok(program) => {
+            let version = version(&program.to_string_lossy(), "--version");
+            let line = format!("{version}; -t set,get -d SIZE -r {} -n N --csv", effort.records());
+            bench.settings.insert("redis-benchmark".into(), line);
+        }
+        Err(why) => bench.lost.add("redis-benchmark", why),
     }
     for round in 0..rounds(effort) {
+        bench.samples.block(round);
         for value in SIZES {
-            for n in 0..all.len() {
-                let count = all.len();
-                let peer = &mut all[(n + round as usize) % count];
-                bench.step(&format!(
-                    "{} on {} with values of {value} bytes",
-                    peer.who.name(),
-                    peer.place.name()
-                ));
-                if bench.is_late() {
+            for n in bench.samples.order(all.len()) {
+                let peer = &mut all[n];
+                let cell =
+                    format!("{} on {} with values of {value} bytes", peer.who.name(), peer.place.name());
+                bench.step(&cell);
+                if bench.is_late(&cell) {
                     continue;
                 }
                 if let Err(why) = measure(bench, peer, value) {
-                    bench.skip(format!("{} on {}: {why}", peer.who.name(), peer.place.name()));
+                    bench.lost.add(cell, why);
                 }
             }
         }
@@ -225,10 +287,8 @@ fn directory(bench: &mut Bench<'_>, place: DataDirectory) -> Option<PathBuf> {
     };
     let kind = redis::file_system(&dir).unwrap_or_else(|| "nothing that is known".into());
     if place == DataDirectory::Disk && matches!(kind.as_str(), "tmpfs" | "ramfs") {
-        bench.skip(format!(
-            "{} is {kind} and not on a disk: name another directory with --dir",
-            dir.display()
-        ));
+        let why = format!("{} is {kind} and not on one: name another directory with --dir", dir.display());
+        bench.lost.add("what is on a disk", why);
         return None;
     }
     Some(dir)
@@ -239,7 +299,7 @@ fn start(
     place: DataDirectory,
     who: Who,
     dir: &Path,
-    native: Option<std::net::SocketAddr>,
+    others: &[RunningPeer],
 ) -> Result<RunningPeer, String> {
     bench.stores += 1;
     let own = dir.join(format!("rem-bench-erda-{}-{}", std::process::id(), bench.stores));
@@ -248,16 +308,17 @@ fn start(
         who,
         handles: Vec::new(),
         store: None,
-        addr: std::net::SocketAddr::new(std::net::Ipv4Addr::LOCALHOST.into(), 0),
+        at: At::Unix(PathBuf::new()),
         _device: None,
         _server: None,
-        _process: None,
-        _dir: None,
+        process: None,
     };
+    // Before anything can fail: it goes with the process, or without one. A store of ours is a file, which its server removes.
+    let directory = (!matches!(who, Who::Native(_))).then(|| Directory(own.clone()));
     let process = match who {
         Who::Native(carrier) => {
-            let mut server = Server::start(bench.agent())?;
-            let open = Open {
+            let mut server = Agent::start(&bench.place(), End::Server)?;
+            let spec = Spec {
                 served: Served::Erda { durable: true },
                 carrier,
                 file: own,
@@ -269,33 +330,50 @@ fn start(
                 size: SIZE,
                 load: ServerLoad::IDLE,
             };
-            let (addr, _) = server.open(&open)?;
-            let device = agent::device(carrier)?;
+            let addr = server.open(&spec)?;
+            let device = device(carrier)?;
             peer.handles.push(Box::new(Native::connect(&device, addr, &connecting(1 << 16))?));
             let store = Store::connect(&device, addr, connecting(1 << 16)).map_err(|e| e.to_string())?;
-            (peer.addr, peer.store, peer._device) = (addr, Some(store), Some(device));
+            (peer.at, peer.store, peer._device) = (addr.into(), Some(store), Some(device));
             peer._server = Some(server);
             return Ok(peer);
         }
-        Who::Gateway => redis::gateway(&bench.options.program, native.ok_or("there is no store for it")?)?,
-        Who::GatewayAndStore => {
-            // Before anything can fail: it goes with the peer.
-            peer._dir = Some(Directory(own.clone()));
-            redis::gateway_and_store(&bench.options.program, own, SIZE)?
+        Who::Gateway => {
+            let is_native = |peer: &&RunningPeer| peer.who == Who::Native(Carrier::Udp);
+            let Some(At::Tcp(store)) = others.iter().find(is_native).map(|peer| &peer.at) else {
+                return Err("there is no store for it".into());
+            };
+            Some(redis::gateway(&bench.options.program, *store)?)
         }
-        Who::Redis(fsync) => {
-            peer._dir = Some(Directory(own.clone()));
-            redis::redis(own, fsync)?
-        }
-        Who::Memcached => redis::memcached()?,
+        Who::GatewayAndStore => Some(redis::gateway_and_store(&bench.options.program, own, SIZE)?),
+        Who::Redis(setting, Via::Tcp) => Some(redis::redis(own, setting)?),
+        Who::Redis(_, Via::Unix) => None,
+        Who::Memcached(Via::Tcp) => Some(redis::memcached(None)?),
+        Who::Memcached(Via::Unix) => Some(redis::memcached(Some(own))?),
     };
-    peer.addr = process.addr();
+    let process = match (process, who) {
+        (None, Who::Redis(setting, _)) => {
+            let same = (place, Who::Redis(setting, Via::Tcp));
+            let other = others.iter().find(|peer| (peer.place, peer.who) == same);
+            let other = other.and_then(|peer| peer.process.clone()).ok_or("its server did not start")?;
+            peer.at = other.0.socket().ok_or("it has no Unix socket")?;
+            other
+        }
+        (None, _) => return Err("it has no server".into()),
+        (Some(process), _) => {
+            peer.at = process.at().clone();
+            bench
+                .settings
+                .insert(format!("{} on {}", who.server(), place.name()), process.settings().to_owned());
+            Rc::new((process, directory))
+        }
+    };
     peer.handles.push(match who {
-        Who::Memcached => Box::new(Memcached::connect(peer.addr, true)?),
-        Who::Gateway | Who::GatewayAndStore => Box::new(Redis::connect(peer.addr, true, "gateway")?),
-        _ => Box::new(Redis::connect(peer.addr, true, "Redis")?),
+        Who::Memcached(_) => Box::new(Memcached::connect(&peer.at, true)?),
+        Who::Gateway | Who::GatewayAndStore => Box::new(Redis::connect(&peer.at, true, "gateway")?),
+        _ => Box::new(Redis::connect(&peer.at, true, "Redis")?),
     });
-    peer._process = Some(process);
+    peer.process = Some(process);
     Ok(peer)
 }
 
@@ -329,13 +407,13 @@ fn measure(bench: &mut Bench<'_>, peer: &mut RunningPeer, value: usize) -> Resul
     for shape in Shape::ALL {
         let requests = requests(effort, place, who, shape);
         let (said, state) =
-            steady(bench, || redis::redis_benchmark(peer.addr, shape, value, records, requests))?;
+            steady(bench, || redis::redis_benchmark(&peer.at, shape, value, records, requests))?;
         for one in said {
             let deed = if one.test == "GET" { Action::Get } else { Action::Put };
             let key = benchmarked(place, deed, who, shape, value);
             bench.samples.add(&key, state, state, [one.rate / 1e6]);
-            let latency = Key { metric: Metric::Latency, ..key };
-            bench.samples.add(&latency, state, state, [one.p50_us]);
+            bench.samples.add(&percentile(&key, "p50"), state, state, [one.p50_us]);
+            bench.samples.add(&percentile(&key, "p99"), state, state, [one.p99_us]);
         }
     }
     Ok(())

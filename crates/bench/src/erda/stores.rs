@@ -13,7 +13,7 @@ use remanence_ycsb::packed::KeyValue;
 
 use super::baseline::BaselineStore;
 use super::load::{Handle, StoreClient};
-use super::tcp::{Memcached, Redis};
+use super::tcp::{At, Memcached, Redis};
 
 /// A running store, as a user names it.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -166,13 +166,13 @@ pub fn others(target: &Target, threads: usize) -> Result<Vec<Handle>, String> {
     };
     let mut found =
         host.to_socket_addrs().map_err(|e| format!("{host} is no address that is known ({e})"))?;
-    let to = found.next().ok_or_else(|| format!("{host} has no address"))?;
+    let to = At::from(found.next().ok_or_else(|| format!("{host} has no address"))?);
     let spin = threads < std::thread::available_parallelism().map_or(1, Into::into);
     (0..threads)
         .map(|_| -> Result<Handle, String> {
             Ok(match redis {
-                true => Box::new(Redis::connect(to, spin, "Redis")?),
-                false => Box::new(Memcached::connect(to, spin)?),
+                true => Box::new(Redis::connect(&to, spin, "Redis")?),
+                false => Box::new(Memcached::connect(&to, spin)?),
             })
         })
         .collect()

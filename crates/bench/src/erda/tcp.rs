@@ -1,11 +1,14 @@
 //! Clients of Redis and memcached that spin: what a tuned native client of those is, so that a comparison with ours is not
 //! one of waiting.
 //!
-//! One request under way on one connection, no allocation on the way, `TCP_NODELAY`. Whatever speaks RESP2 is a Redis: our
+//! One request under way on one connection, over TCP (`TCP_NODELAY`) or a Unix socket, no allocation on the way. Whatever speaks RESP2 is a Redis: our
 //! gateway too.
 
-use std::io::{self, Read as _, Write as _};
+use std::fmt;
+use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use remanence_ycsb::packed::KeyValue;
@@ -15,9 +18,37 @@ use super::load::StoreClient;
 /// How long an answer may take.
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// Where a server listens.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum At {
+    Tcp(SocketAddr),
+    Unix(PathBuf),
+}
+
+impl From<SocketAddr> for At {
+    fn from(addr: SocketAddr) -> Self {
+        Self::Tcp(addr)
+    }
+}
+
+impl fmt::Display for At {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(addr) => addr.fmt(f),
+            Self::Unix(path) => path.display().fmt(f),
+        }
+    }
+}
+
+trait Stream: Read + Write + Send {}
+
+impl Stream for TcpStream {}
+
+impl Stream for UnixStream {}
+
 /// A connection whose reader spins or sleeps.
 struct Wire {
-    stream: TcpStream,
+    stream: Box<dyn Stream>,
     spin: bool,
     /// What was received and not consumed.
     buffer: Vec<u8>,
@@ -26,12 +57,24 @@ struct Wire {
 }
 
 impl Wire {
-    fn connect(to: SocketAddr, spin: bool) -> io::Result<Self> {
-        let stream = TcpStream::connect_timeout(&to, PATIENCE)?;
-        stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
-        stream.set_nonblocking(spin)?;
+    fn connect(to: &At, spin: bool) -> io::Result<Self> {
+        let stream: Box<dyn Stream> = match to {
+            At::Tcp(addr) => {
+                let stream = TcpStream::connect_timeout(addr, PATIENCE)?;
+                stream.set_nodelay(true)?;
+                stream.set_read_timeout(Some(PATIENCE))?;
+                stream.set_write_timeout(Some(PATIENCE))?;
+                stream.set_nonblocking(spin)?;
+                Box::new(stream)
+            }
+            At::Unix(path) => {
+                let stream = UnixStream::connect(path)?;
+                stream.set_read_timeout(Some(PATIENCE))?;
+                stream.set_write_timeout(Some(PATIENCE))?;
+                stream.set_nonblocking(spin)?;
+                Box::new(stream)
+            }
+        };
         Ok(Self { stream, spin, buffer: Vec::new(), at: 0, chunk: vec![0; 64 << 10].into() })
     }
 
@@ -127,7 +170,7 @@ impl Redis {
     ///
     /// # Errors
     /// One sentence that says what failed, and at which server.
-    pub(crate) fn connect(to: SocketAddr, spin: bool, name: &'static str) -> Result<Self, String> {
+    pub(crate) fn connect(to: &At, spin: bool, name: &'static str) -> Result<Self, String> {
         let wire = Wire::connect(to, spin).map_err(|e| unreachable_(name, to, &e))?;
         Ok(Self { wire, out: Vec::new(), name })
     }
@@ -172,7 +215,7 @@ impl Redis {
     }
 }
 
-fn unreachable_(name: &str, to: SocketAddr, error: &io::Error) -> String {
+fn unreachable_(name: &str, to: &At, error: &io::Error) -> String {
     format!("{name} cannot be reached at {to} ({error}); start it, or check the address")
 }
 
@@ -191,7 +234,7 @@ impl KeyValue for Redis {
 }
 
 /// A client of memcached's text protocol.
-pub(super) struct Memcached {
+pub(crate) struct Memcached {
     wire: Wire,
     out: Vec<u8>,
 }
@@ -201,7 +244,7 @@ impl Memcached {
     ///
     /// # Errors
     /// One sentence that says what failed, and at which server.
-    pub(super) fn connect(to: SocketAddr, spin: bool) -> Result<Self, String> {
+    pub(crate) fn connect(to: &At, spin: bool) -> Result<Self, String> {
         let wire = Wire::connect(to, spin).map_err(|e| unreachable_("memcached", to, &e))?;
         Ok(Self { wire, out: Vec::new() })
     }
@@ -255,19 +298,40 @@ impl KeyValue for Memcached {
 #[cfg(test)]
 mod tests {
     use std::net::TcpListener;
+    use std::os::unix::net::UnixListener;
 
     use super::*;
 
-    /// Answers one connection's requests from a script, in pieces of `piece` bytes, and returns what it was sent.
-    fn server(
-        answers: Vec<&'static [u8]>,
-        piece: usize,
-    ) -> (SocketAddr, std::thread::JoinHandle<Vec<Vec<u8>>>) {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
-        let to = listener.local_addr().expect("it listens");
+    /// Answers one connection's requests from a script, in pieces of `piece` bytes, and returns what it was sent. One that
+    /// answers byte by byte listens on a Unix socket.
+    fn server(answers: Vec<&'static [u8]>, piece: usize) -> (At, std::thread::JoinHandle<Vec<Vec<u8>>>) {
+        let (to, accept): (_, Box<dyn FnOnce() -> Box<dyn Stream> + Send>) = if piece == 1 {
+            let name = format!("rem-bench-tcp-{}-{:p}", std::process::id(), &raw const answers);
+            let path = std::env::temp_dir().join(name);
+            let listener = UnixListener::bind(&path).expect("a socket");
+            let to = At::Unix(path.clone());
+            (
+                to,
+                Box::new(move || {
+                    let (stream, _) = listener.accept().expect("a client");
+                    std::fs::remove_file(path).expect("it is ours");
+                    Box::new(stream)
+                }),
+            )
+        } else {
+            let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+            let to = At::Tcp(listener.local_addr().expect("it listens"));
+            (
+                to,
+                Box::new(move || {
+                    let (stream, _) = listener.accept().expect("a client");
+                    stream.set_nodelay(true).expect("a socket");
+                    Box::new(stream)
+                }),
+            )
+        };
         let thread = std::thread::spawn(move || {
-            let (mut stream, _) = listener.accept().expect("a client");
-            stream.set_nodelay(true).expect("a socket");
+            let mut stream = accept();
             let mut asked = Vec::new();
             for answer in answers {
                 let mut request = vec![0; 4096];
@@ -290,7 +354,7 @@ mod tests {
                 vec![b"+OK\r\n", b"$5\r\nab\r\nc\r\n", b"$-1\r\n", b"_\r\n", b"-ERR no\r\n", b"!\r\n"],
                 piece,
             );
-            let mut redis = Redis::connect(to, spin, "Redis").expect("it listens");
+            let mut redis = Redis::connect(&to, spin, "Redis").expect("it listens");
             redis.put(b"key", b"ab\r\nc").expect("OK");
             let mut value = Vec::new();
             assert!(redis.get(b"key", &mut value).expect("a value"));
@@ -314,7 +378,7 @@ mod tests {
                 vec![b"STORED\r\n", b"VALUE key 0 4\r\n\r\nab\r\nEND\r\n", b"END\r\n", b"ERROR\r\n"],
                 piece,
             );
-            let mut memcached = Memcached::connect(to, spin).expect("it listens");
+            let mut memcached = Memcached::connect(&to, spin).expect("it listens");
             memcached.put(b"key", b"\r\nab").expect("STORED");
             let mut value = Vec::new();
             assert!(memcached.get(b"key", &mut value).expect("a value"));

@@ -7,11 +7,10 @@ use remanence_kv::view::Mode;
 use remanence_ycsb::workload::Mix;
 
 use super::cleaning::{self, Cleaned};
-use super::peerside::{self, Action, DataDirectory, Who};
-use super::protocol::Carrier;
+use super::peerside::{self, Action, DataDirectory, Via, Who};
 use super::{Bench, Figure, Part, Series, key, loads, table1, title};
 use crate::claims::{Claim, Verdict, times};
-use crate::redis::{Fsync, Shape};
+use crate::redis::{Fsync, Setting, Shape};
 use crate::report::{Bar, Sense, figure};
 use crate::samples::Key;
 use crate::server_load::ServerLoad;
@@ -118,30 +117,32 @@ fn peers(bench: &Bench<'_>, bars: &mut Vec<Bar>) {
     let mut bar = |name: String, over: &Key, under: &Key, sense, limit| {
         bars.push(Bar::new(name, bench.samples.ratio(over, under), sense, limit));
     };
-    let natives = [Carrier::Udp, Carrier::Shm].map(Who::Native);
     for value in peerside::SIZES {
         let at = |place, deed, who| peerside::spinning(place, deed, who, value);
-        let (no, always) = (Who::Redis(Fsync::No), Who::Redis(Fsync::Always));
-        for native in natives {
+        let redis = |setting, via| Who::Redis(setting, via);
+        let (plain, always) = (Setting::plain(Fsync::NoLog), Setting::plain(Fsync::Always));
+        // Over the network's stack both, or neither.
+        for via in Via::ALL {
+            let native = Who::Native(via.carrier());
             let (name, place) = (native.name(), DataDirectory::Tmpfs);
             bar(
-                format!("GET latency, {value} B, spinning: {name} / Redis"),
+                format!("GET latency, {value} B, spinning: {name} / {}", redis(plain, via).name()),
                 &at(place, Action::Get, native),
-                &at(place, Action::Get, no),
+                &at(place, Action::Get, redis(plain, via)),
                 Sense::AtMost,
                 0.5,
             );
             bar(
-                format!("durable PUT on a disk, {value} B: Redis always / {name}"),
-                &at(DataDirectory::Disk, Action::Put, always),
+                format!("durable PUT on a disk, {value} B: {} / {name}", redis(always, via).name()),
+                &at(DataDirectory::Disk, Action::Put, redis(always, via)),
                 &at(DataDirectory::Disk, Action::Put, native),
                 Sense::AtLeast,
                 10.0,
             );
             bar(
-                format!("PUT on tmpfs, {value} B: {name} / Redis always"),
+                format!("PUT on tmpfs, {value} B: {name} / {}", redis(always, via).name()),
                 &at(place, Action::Put, native),
-                &at(place, Action::Put, always),
+                &at(place, Action::Put, redis(always, via)),
                 Sense::AtMost,
                 1.0,
             );
@@ -150,18 +151,27 @@ fn peers(bench: &Bench<'_>, bars: &mut Vec<Bar>) {
         for gateway in [Who::Gateway, Who::GatewayAndStore] {
             let name = gateway.name();
             bar(
-                format!("GET latency, {value} B, spinning: {name} / Redis"),
+                format!("GET latency, {value} B, spinning: {name} / {}", redis(plain, Via::Tcp).name()),
                 &get(gateway),
-                &get(no),
+                &get(redis(plain, Via::Tcp)),
                 Sense::AtMost,
                 1.0,
             );
-            for shape in Shape::ALL {
+            for (shape, setting) in Shape::ALL.into_iter().flat_map(|shape| {
+                // Other threads have something to do where there are many connections.
+                let threaded = (shape.clients > 1).then_some(Setting::threaded(Fsync::NoLog));
+                std::iter::once(plain).chain(threaded).map(move |setting| (shape, setting))
+            }) {
                 let of = |who| peerside::benchmarked(DataDirectory::Tmpfs, Action::Get, who, shape, value);
+                let peer = redis(setting, Via::Tcp);
                 bar(
-                    format!("GET rate, {value} B, redis-benchmark {}: {name} / Redis", shape.words()),
+                    format!(
+                        "GET rate, {value} B, redis-benchmark {}: {name} / {}",
+                        shape.words(),
+                        peer.name()
+                    ),
                     &of(gateway),
-                    &of(no),
+                    &of(peer),
                     Sense::AtLeast,
                     1.0,
                 );

@@ -8,17 +8,18 @@ use remanence_pmem::dimm::{Config, Dimms};
 use remanence_rpc::durable::{Client, Fault};
 use remanence_rpc::pwrite::{Method, Writer};
 
-use super::host::{Copying, Host, MEMORY, words};
-use super::peer::{Bare, memcpy};
-use super::{Bench, Options, Outcome, key};
+use super::client::{Burst, Spec};
+use super::server::{self, Copying, MEMORY, Serve, words};
+use super::{Bench, Options, Outcome, addresses, key};
 use crate::claims::{Claim, Verdict, times};
-use crate::machine::State;
+use crate::limits::memcpy::Memcpy;
+use crate::limits::udp::{self, BarePair};
 use crate::report::{Bar, Kind, Row, Sense, bytes, figure};
 use crate::samples::{Key, Metric};
 
 const OP: &str = "bulk write";
 const MEMCPY: &str = "memcpy, one core";
-const STREAM: &str = "bare UDP stream";
+const STREAM: &str = "bare UDP stream, GSO and GRO";
 /// Figure 7's, and figure 4's at the end.
 const SIZES: [u64; 7] = [4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 2 << 20];
 const QUICK: [u64; 4] = [8 << 10, 32 << 10, 128 << 10, 2 << 20];
@@ -81,16 +82,15 @@ fn window(size: u64) -> u64 {
 ///
 /// # Errors
 /// One sentence when nothing at all can be measured, or the accelerator that was asked for cannot be used.
-pub fn run(options: Options, dsa: bool, mut progress: impl FnMut(u64, u64, &str)) -> Outcome {
+pub fn run(options: &Options, dsa: bool, mut progress: impl FnMut(u64, u64, &str)) -> Outcome {
     let (rounds, ms) = options.extent();
     let sizes = options.effort.pick(&QUICK[..], &QUICK[..], &SIZES[..]);
     let mut ways = Copying::ALL.to_vec();
     ways.extend(dsa.then_some(Copying::Dsa));
-    let host = Host::start(&ways, &[])?;
-    let mut bench = Bench::new(options.effort);
-    let mut writer = host.writer(16, 2 << 20)?;
-    let mut clients: Vec<Client> = (0..ways.len()).map(|n| host.client(n)).collect::<Result<_, _>>()?;
-    let mut bare = Bare::open(host.addresses())?;
+    let clients = Spec::Writers { calls: ways.len(), window: 16, longest: 2 << 20 };
+    let mut bench = Bench::new(options, server::Spec::Copying(ways.clone()), clients);
+    let mut bare = BarePair::open(addresses())?;
+    let mut memcpy = Memcpy::new(MEMORY);
     let steps = rounds * sizes.len() as u64;
     let mut done = 0;
     bench.samples.control(&throughput(sizes[0], series(Copying::Cpu)));
@@ -100,25 +100,24 @@ pub fn run(options: Options, dsa: bool, mut progress: impl FnMut(u64, u64, &str)
             progress(done, steps, &format!("{OP}s of {}", bytes(size)));
             done += 1;
             for (n, &copying) in ways.iter().enumerate() {
-                let client = &mut clients[n];
-                bench.sample(&throughput(size, series(copying)), || {
-                    host.during(n, || calls(client, size, ms))
-                });
+                let burst = Burst::BulkCalls { n, size, ms };
+                bench.burst(&throughput(size, series(copying)), Serve::Endpoint(n), burst);
             }
+            // In the middle of what it bounds, and to as much memory.
+            bench.sample(&throughput(size, MEMCPY), || {
+                Ok(vec![memcpy.burst(size, MEMORY, Duration::from_millis(ms))?])
+            });
             let turns = if size >= FROM { &TURNS[..] } else { &[] };
             for copying in turns {
                 let n = ways.iter().position(|way| way == copying).expect("both are always measured");
-                let client = &mut clients[n];
-                bench.sample(&turn(size, *copying), || host.during(n, || calls(client, size, ms / 2)));
+                let burst = Burst::BulkCalls { n, size, ms: ms / 2 };
+                bench.burst(&turn(size, *copying), Serve::Endpoint(n), burst);
             }
             for method in Method::ALL {
-                bench.sample(&throughput(size, one_sided_series(method)), || {
-                    host.driven(|| one_sided(&mut writer, method, size, ms))
-                });
+                let burst = Burst::BulkWrites { method: method.into(), size, ms };
+                bench.burst(&throughput(size, one_sided_series(method)), Serve::Drive, burst);
             }
             bench.sample(&throughput(size, STREAM), || bare.stream(size, ms));
-            let rates = memcpy(size, ms / 3);
-            bench.samples.add(&throughput(size, MEMCPY), State::Any, State::Any, rates);
         }
     }
     let (cached, direct) = (amplification(true), amplification(false));
@@ -127,6 +126,8 @@ pub fn run(options: Options, dsa: bool, mut progress: impl FnMut(u64, u64, &str)
         "rounds": rounds, "ms": ms,
         "under way": "1 MiB in 4 to 16 writes; calls: 8 of them, the others wait for a slot",
         "throughput": "acknowledged bytes, at the client; DCA on and WRITE alone are visible, not durable",
+        STREAM: udp::OFFLOADS,
+        MEMCPY: "from one buffer in the cache to 64 MiB, as the writes go",
         "engine": "a worker thread, 8 copies ahead, from 8 KiB; a DMA engine only where a series names it. Where it pays: inline or handed over, whichever \
                    was faster lately",
     });
@@ -157,7 +158,7 @@ fn stream(
     Ok(vec![value])
 }
 
-fn calls(client: &mut Client, size: u64, ms: u64) -> Result<Vec<f64>, String> {
+pub(super) fn calls(client: &mut Client, size: u64, ms: u64) -> Result<Vec<f64>, String> {
     let data = vec![0x5A; size as usize];
     let client = std::cell::RefCell::new(client);
     stream(
@@ -173,7 +174,7 @@ fn calls(client: &mut Client, size: u64, ms: u64) -> Result<Vec<f64>, String> {
     )
 }
 
-fn one_sided(writer: &mut Writer, method: Method, size: u64, ms: u64) -> Result<Vec<f64>, String> {
+pub(super) fn one_sided(writer: &mut Writer, method: Method, size: u64, ms: u64) -> Result<Vec<f64>, String> {
     let data = vec![0x5A; size as usize];
     let mut before = writer.finished();
     let writer = std::cell::RefCell::new(writer);

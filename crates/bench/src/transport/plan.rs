@@ -1,11 +1,13 @@
 //! What is measured, in which order, and what is asked of it.
 
 use super::key;
+use super::ours::SIZE_MAX;
 use super::protocol::{Carrier, Test};
 use crate::netns::{NetworkPath, Veth};
-use crate::peers::PeerProgram;
+use crate::peers::{PeerProgram, Run};
 use crate::report::{Bar, Sense};
 use crate::samples::{Key, Metric, Samples};
+use crate::stats::Statistic;
 
 /// A carrier at a place.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -96,18 +98,13 @@ impl Step {
     }
 
     /// A run's values, in the unit of its metric: bursts are one pair of operations and nanoseconds.
-    pub(super) fn figures(&self, values: &[u64]) -> Vec<f64> {
+    pub(super) fn figures(&self, found: &[u64]) -> Vec<f64> {
         if !self.test.is_burst() {
-            return values.iter().map(|nanos| *nanos as f64 / 1e3).collect();
+            return found.iter().map(|nanos| *nanos as f64 / 1e3).collect();
         }
-        let [operations, nanos] = values else { return Vec::new() };
+        let [operations, nanos] = found else { return Vec::new() };
         let per_nano = *operations as f64 / (*nanos).max(1) as f64;
-        vec![match self.key().metric {
-            Metric::Rate => per_nano * 1e3,
-            Metric::Throughput | Metric::Latency | Metric::Cpu | Metric::Messages => {
-                per_nano * self.size as f64
-            }
-        }]
+        vec![per_nano * if self.key().metric == Metric::Rate { 1e3 } else { self.size as f64 }]
     }
 
     /// Whether it is measured twice in each block: a latency, and a throughput.
@@ -116,17 +113,65 @@ impl Step {
         carrier && matches!((self.test, self.size), (Test::Write, 64) | (Test::WriteStream, 65_536))
     }
 
+    /// How many operations a run was, of which it tells.
+    pub(super) fn operations(&self, values: &[u64]) -> u64 {
+        match values {
+            [operations, _] if self.test.is_burst() => *operations,
+            _ => values.len() as u64,
+        }
+    }
+
     pub(super) fn words(&self) -> String {
         format!("{} {} {}", self.path.series(), self.test.op(), crate::report::bytes(self.size))
     }
 }
 
-const SIZES: [u64; 5] = [8, 64, 4 << 10, 64 << 10, 1 << 20];
+/// One burst.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Work {
+    /// Of a pair of agents.
+    Ours(Step),
+    /// Of memcpy, of so many bytes at a time.
+    Memcpy(u64),
+    /// Of a peer.
+    Peer(Run),
+}
 
-/// Everything, grouped so that what is compared follows each other.
-pub(super) fn steps(wanted: &[String]) -> Vec<Step> {
-    let paths = Path::ALL.into_iter().filter(|p| wanted.is_empty() || wanted.iter().any(|w| w == p.name()));
-    let paths: Vec<Path> = paths.collect();
+impl Work {
+    pub(super) fn words(&self) -> String {
+        match self {
+            Self::Ours(step) => step.words(),
+            Self::Memcpy(size) => format!("memcpy {}", crate::report::bytes(*size)),
+            Self::Peer(run) => run.words(),
+        }
+    }
+}
+
+/// All of a round, in groups that stay together: ours, and behind it what bounds it and what it is compared with.
+pub(super) fn work(wanted: &[String]) -> Vec<Vec<Work>> {
+    let group = |step: Step| {
+        let mut work = vec![Work::Ours(step)];
+        if (step.path, step.test) == (Path::Shm, Test::WriteStream) {
+            work.push(Work::Memcpy(step.size));
+        }
+        let beside = |(test, run): &(Test, Run)| (*test, run.size) == (step.test, step.size);
+        work.extend(peers(step.path).into_iter().filter(beside).map(|(_, run)| Work::Peer(run)));
+        work
+    };
+    steps(wanted).into_iter().map(group).collect()
+}
+
+/// Those that are asked for.
+pub(super) fn paths(wanted: &[String]) -> Vec<Path> {
+    let asked = |path: &Path| wanted.is_empty() || wanted.iter().any(|name| name == path.name());
+    Path::ALL.into_iter().filter(asked).collect()
+}
+
+const SIZES: [u64; 5] = [8, 64, 4 << 10, 64 << 10, SIZE_MAX];
+
+/// All of ours and what is bare, grouped so that what is compared follows each other.
+fn steps(wanted: &[String]) -> Vec<Step> {
+    let paths = paths(wanted);
     let mut steps = Vec::new();
     for size in SIZES {
         for &path in &paths {
@@ -162,32 +207,36 @@ pub(super) fn steps(wanted: &[String]) -> Vec<Step> {
     steps
 }
 
-/// UCX in shared memory.
-pub(super) const UCX_SHM: PeerProgram = PeerProgram::Ucx("posix,cma");
+const UCX_SHM: PeerProgram = PeerProgram::Ucx("posix,cma");
 const UCX_TCP: PeerProgram = PeerProgram::Ucx("tcp");
 
-/// Which peers to run, on which test and size.
-pub(super) fn peers(wanted: &[String]) -> Vec<(PeerProgram, &'static str, u64)> {
-    let mut list = Vec::new();
-    let mut add = |peer, test, size| list.push((peer, test, size));
-    let on = |path: &str| wanted.is_empty() || wanted.iter().any(|w| w == path);
-    if on("udp-lo") {
-        for (test, size) in
-            [("ucp_put_lat", 64), ("tag_lat", 64), ("ucp_put_bw", 64 << 10), ("ucp_put_bw", 1 << 20)]
-        {
-            add(UCX_TCP, test, size);
-        }
-        add(PeerProgram::Fabric("tcp", "msg"), "", 64);
-        add(PeerProgram::Fabric("udp;ofi_rxd", "rdm"), "", 64);
-        add(PeerProgram::Fabric("udp;ofi_rxd", "rdm"), "", 64 << 10);
-    }
-    if on("shm") {
-        for (test, size) in
-            [("ucp_put_lat", 8), ("ucp_put_lat", 64), ("ucp_put_lat", 4 << 10), ("ucp_put_bw", 1 << 20)]
-        {
-            add(UCX_SHM, test, size);
-        }
-        add(PeerProgram::Fabric("shm", "rdm"), "", 64);
+/// The median and the mean of a peer's half round trips of 64 bytes.
+const fn put_lat(program: PeerProgram) -> Run {
+    Run { program, test: "ucp_put_lat", size: 64, percentile: 50 }
+}
+
+const fn put_bw(program: PeerProgram, size: u64) -> Run {
+    Run { program, test: "ucp_put_bw", size, percentile: 50 }
+}
+
+/// Which peers are run, over sockets and over shared memory alike, and behind which test of ours.
+fn peers(path: Path) -> Vec<(Test, Run)> {
+    let (ucx, fabrics) = match path {
+        Path::UdpLo => (UCX_TCP, &[("tcp", "msg"), ("udp;ofi_rxd", "rdm")][..]),
+        Path::Shm => (UCX_SHM, &[("shm", "rdm")][..]),
+        _ => return Vec::new(),
+    };
+    let lat = put_lat(ucx);
+    let mut list = vec![
+        (Test::PingPong, lat),
+        (Test::PingPong, Run { percentile: 99, ..lat }),
+        (Test::PingPong, Run { test: "tag_lat", ..lat }),
+        (Test::WriteStream, put_bw(ucx, 64 << 10)),
+        (Test::WriteStream, put_bw(ucx, 1 << 20)),
+    ];
+    for (provider, endpoint) in fabrics {
+        let run = Run { program: PeerProgram::Fabric(provider, endpoint), test: "pingpong", ..lat };
+        list.extend([(Test::PingPong, run), (Test::WriteStream, Run { size: 64 << 10, ..run })]);
     }
     list
 }
@@ -204,19 +253,24 @@ pub(super) fn bars(samples: &Samples, wanted: &[String]) -> Vec<Bar> {
     let stream = |path| key(path, Test::WriteStream, 64 << 10);
     let bare_stream = |path| key(path, Test::Stream, 64 << 10);
     let framed = |path| key(path, Test::Framed, 64 << 10);
-    let ucx = |peer: PeerProgram, test: &str, size, metric| Key {
-        op: test.into(),
-        x: size,
-        series: peer.series(),
-        metric,
-    };
     let bar = |name: &str, over: &Key, under: &Key, sense, limit| {
         Bar::new(name, samples.ratio(over, under), sense, limit)
     };
     let rate = |name: &str, path, least| {
         Bar::new(name, samples.level(&key(path, Test::WriteRate, 8)), Sense::AtLeast, least)
     };
-    let put_lat = |size| ucx(UCX_SHM, "ucp_put_lat", size, Metric::Latency);
+    let beside = |name: &str, path, program, limit| {
+        let (ours, theirs) = (key(path, Test::PingPong, 64), put_lat(program));
+        let mean = samples.ratio_of(Statistic::Mean, &ours, &theirs.mean_key());
+        [
+            bar(&format!("{name}, p50"), &ours, &theirs.percentile_key(), Sense::AtMost, limit),
+            Bar::new(format!("{name}, mean"), mean, Sense::AtMost, limit),
+        ]
+    };
+    let [lo_p50, lo_mean] =
+        beside("UDP loopback, 64 B ping-pong / UCX tcp put_lat", Path::UdpLo, UCX_TCP, 1.0);
+    let [shm_p50, shm_mean] =
+        beside("shared memory, 64 B ping-pong / UCX posix put_lat", Path::Shm, UCX_SHM, 2.0);
     let all = vec![
         (
             &["udp-lo"][..],
@@ -304,7 +358,7 @@ pub(super) fn bars(samples: &Samples, wanted: &[String]) -> Vec<Bar> {
             bar(
                 "UDP loopback, 64 KiB WRITE stream / UCX tcp put",
                 &stream(Path::UdpLo),
-                &ucx(UCX_TCP, "ucp_put_bw", 64 << 10, Metric::Throughput),
+                &put_bw(UCX_TCP, 64 << 10).throughput_key(),
                 Sense::AtLeast,
                 3.0,
             ),
@@ -322,16 +376,10 @@ pub(super) fn bars(samples: &Samples, wanted: &[String]) -> Vec<Bar> {
                 0.5,
             ),
         ),
-        (
-            &["shm"][..],
-            bar(
-                "shared memory, 64 B ping-pong / UCX posix put_lat",
-                &key(Path::Shm, Test::PingPong, 64),
-                &put_lat(64),
-                Sense::AtMost,
-                2.0,
-            ),
-        ),
+        (&["udp-lo"][..], lo_p50),
+        (&["udp-lo"][..], lo_mean),
+        (&["shm"][..], shm_p50),
+        (&["shm"][..], shm_mean),
         (
             &["shm"][..],
             bar(
@@ -350,26 +398,42 @@ pub(super) fn bars(samples: &Samples, wanted: &[String]) -> Vec<Bar> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::peers::Figures;
 
     #[test]
     fn every_bar_is_measured_by_some_step_or_peer() {
         let mut samples = Samples::default();
         let near = crate::machine::State::Near;
-        for step in steps(&[]) {
-            samples.add(&step.key(), near, near, [1.0]);
+        for work in work(&[]).into_iter().flatten() {
+            let values = match work {
+                Work::Ours(step) => vec![(step.key(), 1.0)],
+                Work::Memcpy(size) => vec![(memcpy_key(size), 1.0)],
+                Work::Peer(run) => {
+                    run.values(&Figures { percentile_us: Some(1.0), mean_us: 1.0, gbytes_s: 1.0 })
+                }
+            };
+            for (key, value) in values {
+                samples.add(&key, near, near, [value]);
+            }
         }
-        for (peer, test, size) in peers(&[]) {
-            let metric = if test.ends_with("_bw") { Metric::Throughput } else { Metric::Latency };
-            samples.add(
-                &Key { op: test.to_owned(), x: size, series: peer.series(), metric },
-                near,
-                near,
-                [1.0],
-            );
-        }
-        samples.add(&memcpy_key(1 << 20), near, near, [1.0]);
         for bar in bars(&samples, &[]) {
             assert!(bar.value.is_some(), "{} has no samples", bar.name);
         }
+    }
+
+    #[test]
+    fn what_is_compared_stands_together() {
+        let all = work(&[]);
+        let behind = |ours: &str, other: &str| {
+            // An operation has a latency and a stream.
+            let groups = all.iter().filter(|group| group[0].words() == ours);
+            let words: Vec<String> = groups.flat_map(|group| &group[1..]).map(Work::words).collect();
+            assert!(words.iter().any(|words| words == other), "no {other} behind {ours}: {words:?}");
+        };
+        behind("remanence/shm write 1M", "memcpy 1M");
+        behind("remanence/udp-lo ping-pong 64", "ucx/tcp ucp_put_lat 64");
+        behind("remanence/udp-lo ping-pong 64", "libfabric/udp;ofi_rxd pingpong 64");
+        behind("remanence/shm ping-pong 64", "ucx/posix,cma ucp_put_lat 64");
+        behind("remanence/shm ping-pong 64", "libfabric/shm pingpong 64");
     }
 }

@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use common::{rem, run};
 use serde_json::Value;
 
-/// One at a time: the bare sockets that they compare with have fixed ports.
+/// One at a time: each has two processes that spin.
 static ONE: Mutex<()> = Mutex::new(());
 
 /// Runs one, which has to find every bar; what it wrote.
@@ -60,6 +60,13 @@ fn transport_measures_its_streams_behind_a_ping_pong() {
     };
     assert_eq!((streams(4 << 10), streams(64 << 10), streams(1 << 20)), (3, 3, 3));
     assert_eq!(report["skipped"], serde_json::json!([]), "something was left out");
+    for peer in ["ucx/tcp", "ucx/posix,cma"] {
+        for statistic in ["ucp_put_lat, p50", "ucp_put_lat, p99", "ucp_put_lat, mean", "ucp_put_bw"] {
+            assert!(series(&report, statistic, peer), "no {statistic} of {peer}");
+        }
+    }
+    let settings = report["params"]["settings"]["ucx/tcp"].as_str().expect("words");
+    assert!(settings.contains("UCX_TLS=tcp") && settings.contains("ucx_perftest -p PORT"), "{settings}");
 }
 
 /// Network namespaces take root.
@@ -134,7 +141,7 @@ fn gateway_measures_every_bar() {
     assert_eq!(report["skipped"], serde_json::json!([]), "something was left out");
     assert!(series(&report, "fdatasync", "this disk"), "the disk by itself was not measured");
     for op in ["SET", "DEL", "HSET of a large hash", "INCR of a new key"] {
-        for who in ["gateway", "Redis, always"] {
+        for who in ["gateway", "Redis, appendfsync always", "Redis, appendfsync always, io-threads 2"] {
             assert!(series(&report, op, who), "no {op} of {who}");
         }
     }

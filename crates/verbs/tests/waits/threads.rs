@@ -197,6 +197,20 @@ fn with_a_progress_thread_of_its_own_kind_a_passive_side_serves() {
     }
 }
 
+#[test]
+fn a_handover_is_counted_where_another_kind_of_thread_drives_and_not_where_the_same_does() {
+    let side = Side::with(open(Progress::ByConsumer));
+    let handovers = || side.context.progress_stats().handovers;
+    let mut wcs = Vec::new();
+    let mut poll = |times: u64| (0..times).for_each(|_| assert_eq!(side.cq.poll(&mut wcs, 1).unwrap(), 0));
+    poll(3);
+    assert_eq!(handovers(), 0, "only a poller has driven");
+    assert_eq!(side.cq.wait(&mut Vec::new(), 1, Some(Duration::from_millis(1))).unwrap(), 0);
+    assert_eq!(handovers(), 1, "and then a waiter");
+    poll(3);
+    assert_eq!(handovers(), 2, "and a poller again");
+}
+
 /// Raises a flag when it goes, also by a panic: whoever looks at it would else be waited for.
 struct Raise<'a>(&'a AtomicBool);
 

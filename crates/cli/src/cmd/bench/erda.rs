@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use remanence_bench::erda::{self, Carrier, Options, Part, figure};
 
 use super::Common;
-use crate::fail::{Context as _, Fail};
+use crate::fail::Fail;
 
 #[derive(clap::Args, Debug)]
 #[command(after_help = "\
@@ -33,7 +33,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Fail> {
-    let program = std::env::current_exe().context(|| "this program cannot be found".to_owned())?;
+    let program = super::program(None)?;
     let options = Options {
         effort: args.common.effort(),
         program,
@@ -50,8 +50,6 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
     let (report, claims) = outcome.map_err(Fail::new)?;
     super::tell(&report, &args.common)?;
     super::tell_claims(&claims, &args.common);
-    if let Some(file) = args.common.plot.as_deref() {
-        figure::draw(&report, file).map_err(Fail::new)?;
-    }
+    super::draw(&report, &args.common, figure::draw)?;
     report.whole().map_err(Fail::new)
 }

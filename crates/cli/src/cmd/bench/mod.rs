@@ -22,6 +22,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use remanence_bench::claims::{self, Claim};
 use remanence_bench::effort::Effort;
 use remanence_bench::report::Report;
+use remanence_bench::settings;
 
 use crate::fail::{Context as _, Fail};
 use crate::ui;
@@ -110,27 +111,17 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
     }
 }
 
-/// One end of a bench: a process that does what the controller says.
+/// One process of a bench, which does what its controller says.
 pub(crate) fn agent(args: &AgentArgs) -> Result<(), Fail> {
     // It has told its controller already how it ended.
-    let _: std::process::ExitCode = match args.of {
-        Controller::Transport => remanence_bench::transport::agent::main(),
-        Controller::Erda => remanence_bench::erda::agent::main(),
-    };
-    Ok(())
+    remanence_bench::role::main(&args.role).map(drop).map_err(Fail::new)
 }
 
 #[derive(clap::Args, Debug)]
 pub(crate) struct AgentArgs {
-    /// Which bench
-    #[arg(value_enum, default_value = "transport")]
-    of: Controller,
-}
-
-#[derive(clap::ValueEnum, Clone, Copy, Debug)]
-enum Controller {
-    Transport,
-    Erda,
+    /// What it is
+    #[arg(value_name = "ROLE", value_parser = clap::builder::PossibleValuesParser::new(remanence_bench::role::words()))]
+    role: String,
 }
 
 /// The program that serves: another release, or this one.
@@ -186,19 +177,31 @@ fn publish(report: &Report, common: &Common) -> Result<(), Fail> {
 /// Prints, writes and draws a report as the options say.
 fn show(report: &Report, common: &Common) -> Result<(), Fail> {
     tell(report, common)?;
-    common.plot.as_deref().map_or(Ok(()), |file| remanence_bench::plot::draw(report, file).map_err(Fail::new))
+    draw(report, common, remanence_bench::plot::draw)
+}
+
+/// Draws a report's figure if that is asked for, and how its peers were run below it.
+fn draw(
+    report: &Report,
+    common: &Common,
+    draw: impl FnOnce(&Report, &Path) -> Result<(), String>,
+) -> Result<(), Fail> {
+    let Some(file) = common.plot.as_deref() else { return Ok(()) };
+    draw(report, file).and_then(|()| settings::caption(&report.params, file)).map_err(Fail::new)
 }
 
 /// Prints and writes a report as the options say.
 fn tell(report: &Report, common: &Common) -> Result<(), Fail> {
-    match common.json.as_deref() {
-        Some(file) if file.as_os_str() == "-" => ui::print(format_args!("{}", report.json())),
-        Some(file) => {
-            std::fs::write(file, report.json())
-                .context(|| format!("{} cannot be written", file.display()))?;
-            ui::print(format_args!("{}", report.table()));
+    if let Some(file) = common.json.as_deref() {
+        if file.as_os_str() == "-" {
+            ui::print(format_args!("{}", report.json()));
+            return Ok(());
         }
-        None => ui::print(format_args!("{}", report.table())),
+        std::fs::write(file, report.json()).context(|| format!("{} cannot be written", file.display()))?;
+    }
+    ui::print(format_args!("{}", report.table()));
+    for line in settings::lines(&report.params) {
+        ui::print(line);
     }
     Ok(())
 }

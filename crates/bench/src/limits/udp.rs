@@ -1,4 +1,4 @@
-//! The physical limits of the paths: plain sockets and rings with nothing of ours on them.
+//! The limit of UDP: plain connected sockets with nothing of ours on them.
 //!
 //! The socket calls that std lacks are this file's room of `unsafe`: each hands the kernel pointers to live
 //! buffers of the stated lengths, and nothing else.
@@ -10,20 +10,22 @@ use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use remanence_link::xdp::probe::Bare;
 use remanence_wire::icrc;
 
-use super::protocol::Test;
+use crate::role::End;
+use crate::transport::protocol::Test;
 
-const SERVER_PORT: u16 = 4793;
-const CLIENT_PORT: u16 = 4794;
+/// What streams use of the kernel, as our link does, for a report's parameters.
+pub(crate) const OFFLOADS: &str =
+    "UDP_SEGMENT: datagrams of 4112 bytes, 15 to a send; UDP_GRO at the receiver; 2 MiB under way at most";
+
 /// What is sent one way: in trains of so many packets of so many bytes, of which the receiver says how far it is, and no
 /// more than a window of them under way.
 #[derive(Clone, Copy)]
-struct Flow {
-    packet: usize,
-    train: usize,
-    window: u64,
+pub(super) struct Flow {
+    pub(super) packet: usize,
+    pub(super) train: usize,
+    pub(super) window: u64,
     report_every: u64,
 }
 
@@ -33,7 +35,7 @@ impl Flow {
     const STREAM: Self = Self { packet: 4096 + 16, train: 15, window: 2 << 20, report_every: 256 << 10 };
 
     /// Packets of WRITEs of `size` bytes: BTH, RETH and ICRC. The window is that of the WRITEs that are compared.
-    const fn rate(size: u64) -> Self {
+    pub(super) const fn rate(size: u64) -> Self {
         let packet = 12 + 16 + size as usize + 4;
         let train = 32;
         let bytes = (packet * train) as u64;
@@ -47,19 +49,21 @@ impl Flow {
         if matches!(test, Test::Rate) { Self::rate(size) } else { Self::STREAM }
     }
 
-    const fn bytes(self) -> usize {
+    pub(super) const fn bytes(self) -> usize {
         self.packet * self.train
     }
 }
 
 /// Silence for this long means that what was under way is lost.
 const LOST_AFTER: Duration = Duration::from_millis(5);
-const SAMPLES_MAX_WAIT: Duration = Duration::from_secs(2);
+pub(super) const SAMPLES_MAX_WAIT: Duration = Duration::from_secs(2);
 
-/// Plain UDP sockets.
+/// One end: a socket that is connected to the other one's.
 pub(crate) struct BareUdp {
     socket: UdpSocket,
-    peer: SocketAddr,
+    local: SocketAddr,
+    /// It is the one that answers.
+    serves: bool,
     buffer: Vec<u8>,
     framing: Framing,
 }
@@ -112,26 +116,37 @@ fn words(e: &io::Error) -> String {
 }
 
 impl BareUdp {
-    pub(crate) fn open(address: IpAddr, peer: IpAddr, server: bool) -> Result<Self, String> {
-        let (ours, theirs) = if server { (SERVER_PORT, CLIENT_PORT) } else { (CLIENT_PORT, SERVER_PORT) };
-        let socket = UdpSocket::bind((address, ours)).map_err(|e| words(&e))?;
+    /// At this address, and a port that the kernel chooses.
+    pub(crate) fn open(address: IpAddr, serves: bool) -> Result<Self, String> {
+        let socket = UdpSocket::bind((address, 0)).map_err(|e| words(&e))?;
         socket.set_nonblocking(true).map_err(|e| words(&e))?;
         // As root these exceed the system's limit, as our own link's do; otherwise both get what they get.
         for option in [libc::SO_RCVBUFFORCE, libc::SO_SNDBUFFORCE] {
             let _ = set(&socket, libc::SOL_SOCKET, option, 16 << 20);
         }
         set(&socket, libc::SOL_UDP, libc::UDP_GRO, 1).map_err(|e| words(&e))?;
-        let (own, peer) = (SocketAddr::from((address, ours)), SocketAddr::from((peer, theirs)));
-        let framing = if server { Framing::new(peer, own) } else { Framing::new(own, peer) };
-        Ok(Self { socket, peer, buffer: vec![0x5A; 1 << 16], framing })
+        let local = socket.local_addr().map_err(|e| words(&e))?;
+        Ok(Self { socket, local, serves, buffer: vec![0x5A; 1 << 16], framing: Framing::new(local, local) })
+    }
+
+    /// Where the other end finds it.
+    pub(crate) const fn local(&self) -> SocketAddr {
+        self.local
+    }
+
+    /// Connects it to the other end.
+    pub(crate) fn connect(&mut self, peer: SocketAddr) -> Result<(), String> {
+        let (client, server) = if self.serves { (peer, self.local) } else { (self.local, peer) };
+        self.framing = Framing::new(client, server);
+        self.socket.connect(peer).map_err(|e| words(&e))
     }
 
     pub(crate) fn serve(&mut self, test: Test, size: u64, stop: &AtomicBool) -> Result<(), String> {
         let flow = Flow::of(test, size);
         let (mut received, mut reported) = (0_u64, 0);
         while !stop.load(Ordering::Relaxed) {
-            let len = match self.socket.recv_from(&mut self.buffer) {
-                Ok((len, _)) => len,
+            let len = match self.socket.recv(&mut self.buffer) {
+                Ok(len) => len,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                     std::hint::spin_loop();
                     continue;
@@ -148,22 +163,22 @@ impl BareUdp {
             received += len as u64;
             if received - reported >= flow.report_every {
                 reported = received;
-                self.socket.send_to(&received.to_be_bytes(), self.peer).map_err(|e| words(&e))?;
+                self.socket.send(&received.to_be_bytes()).map_err(|e| words(&e))?;
             }
         }
         Ok(())
     }
 
     fn send(&self, len: usize) -> Result<(), String> {
-        self.socket.send_to(&self.buffer[..len], self.peer).map(drop).map_err(|e| words(&e))
+        self.socket.send(&self.buffer[..len]).map(drop).map_err(|e| words(&e))
     }
 
     /// Spins for the next datagram.
     fn receive(&mut self, patience: Duration) -> Result<Option<usize>, String> {
         let mut since = None;
         for spins in 1_u32.. {
-            match self.socket.recv_from(&mut self.buffer) {
-                Ok((len, _)) => return Ok(Some(len)),
+            match self.socket.recv(&mut self.buffer) {
+                Ok(len) => return Ok(Some(len)),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                 Err(e) => return Err(words(&e)),
             }
@@ -241,8 +256,8 @@ impl BareUdp {
                 }
             }
             let mut report = [0; 8];
-            match self.socket.recv_from(&mut report) {
-                Ok((8, _)) => {
+            match self.socket.recv(&mut report) {
+                Ok(8) => {
                     let total = u64::from_be_bytes(report);
                     // What was taken for lost may still come.
                     base = (base + total.saturating_sub(arrived)).min(sent);
@@ -263,7 +278,56 @@ impl BareUdp {
     }
 
     fn send_train(&self, bytes: usize) -> io::Result<u64> {
-        self.socket.send_to(&self.buffer[..bytes], self.peer).map(|len| len as u64)
+        self.socket.send(&self.buffer[..bytes]).map(|len| len as u64)
+    }
+}
+
+/// Both ends in this process: threads on the cores that processes of these ends keep to, which spin while something is measured.
+pub(crate) struct BarePair {
+    client: BareUdp,
+    server: BareUdp,
+}
+
+impl BarePair {
+    /// With an address for each.
+    pub(crate) fn open((server, client): (IpAddr, IpAddr)) -> Result<Self, String> {
+        let (mut server, mut client) = (BareUdp::open(server, true)?, BareUdp::open(client, false)?);
+        server.connect(client.local())?;
+        client.connect(server.local())?;
+        Ok(Self { client, server })
+    }
+
+    fn run(&mut self, test: Test, size: u64, ms: u64) -> Result<Vec<u64>, String> {
+        let stop = AtomicBool::new(false);
+        let Self { client, server } = self;
+        let serve = || {
+            End::Server.keep();
+            server.serve(test, size, &stop)
+        };
+        let ask = || {
+            End::Client.keep();
+            client.run(test, size, ms)
+        };
+        std::thread::scope(|scope| {
+            let serving = scope.spawn(serve);
+            let values = scope.spawn(ask).join();
+            stop.store(true, Ordering::Relaxed);
+            serving.join().map_err(|_| "the bare server panicked")??;
+            values.map_err(|_| "the bare client panicked")?
+        })
+    }
+
+    /// Round trips, in microseconds.
+    pub(crate) fn round_trips(&mut self, size: u64, ms: u64) -> Result<Vec<f64>, String> {
+        Ok(self.run(Test::Ping, size, ms)?.into_iter().map(|nanos| nanos as f64 / 1e3).collect())
+    }
+
+    /// One way, in GB/s.
+    pub(crate) fn stream(&mut self, size: u64, ms: u64) -> Result<Vec<f64>, String> {
+        match self.run(Test::Stream, size, ms)?[..] {
+            [operations, nanos] => Ok(vec![(operations * size) as f64 / nanos.max(1) as f64]),
+            _ => Err("the bare stream said something else".into()),
+        }
     }
 }
 
@@ -274,98 +338,6 @@ fn set(socket: &UdpSocket, level: i32, option: i32, value: i32) -> io::Result<()
         libc::setsockopt(socket.as_raw_fd(), level, option, value.cast(), 4)
     };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
-}
-
-/// AF_XDP rings that carry bare frames, without the engine.
-pub(super) struct BareXdp {
-    interface: String,
-    address: IpAddr,
-    peer: IpAddr,
-    open: Option<(usize, Bare)>,
-}
-
-impl BareXdp {
-    pub(super) fn new(interface: &str, address: IpAddr, peer: IpAddr) -> Self {
-        Self { interface: interface.to_owned(), address, peer, open: None }
-    }
-
-    /// Takes the interface, with frames of the length that the test wants.
-    pub(super) fn prepare(&mut self, test: Test, size: u64) -> Result<(), String> {
-        let len = if test == Test::Rate { Flow::rate(size).packet } else { size as usize };
-        if self.open.as_ref().is_none_or(|(of, _)| *of != len) {
-            self.open = None;
-            let config = remanence_link::xdp::Config::new(&self.interface);
-            let bare = Bare::open(&config, self.address, self.peer, len).map_err(|e| e.to_string())?;
-            self.open = Some((len, bare));
-        }
-        Ok(())
-    }
-
-    fn bare(&mut self) -> Result<&mut Bare, String> {
-        self.open.as_mut().map(|(_, bare)| bare).ok_or_else(|| "not prepared".into())
-    }
-
-    pub(super) fn serve(&mut self, test: Test, size: u64, stop: &AtomicBool) -> Result<(), String> {
-        let bare = self.bare()?;
-        let train = Flow::rate(size).train;
-        let mut received = 0;
-        while !stop.load(Ordering::Relaxed) {
-            if test == Test::Rate {
-                received += bare.receive(train);
-                if received >= train {
-                    received -= train;
-                    bare.send(1).map_err(|e| e.to_string())?;
-                }
-            } else {
-                bare.echo().map_err(|e| e.to_string())?;
-            }
-        }
-        Ok(())
-    }
-
-    pub(super) fn run(&mut self, test: Test, size: u64, ms: u64) -> Result<Vec<u64>, String> {
-        let bare = self.bare()?;
-        let budget = Duration::from_millis(ms);
-        let result =
-            if test == Test::Rate { rate(bare, Flow::rate(size), budget) } else { ping(bare, budget) };
-        result.map_err(|e| format!("bare AF_XDP: {e}"))
-    }
-}
-
-fn ping(bare: &mut Bare, budget: Duration) -> io::Result<Vec<u64>> {
-    let mut samples = Vec::with_capacity(1 << 14);
-    let begin = Instant::now();
-    let mut start = begin;
-    while start - begin < budget {
-        bare.round_trip()?;
-        let end = Instant::now();
-        samples.push((end - start).as_nanos() as u64);
-        start = end;
-    }
-    Ok(samples)
-}
-
-/// One pair: packets that arrived, and nanoseconds.
-fn rate(bare: &mut Bare, flow: Flow, budget: Duration) -> io::Result<Vec<u64>> {
-    let trains = flow.window / flow.bytes() as u64;
-    // What an earlier run left on the way.
-    while bare.receive(flow.train) > 0 {}
-    let (mut sent, mut arrived) = (0, 0);
-    let begin = Instant::now();
-    let mut heard = begin;
-    // As above: who waits for the first too long is told so below.
-    while begin.elapsed() < budget || arrived == 0 {
-        if sent - arrived < trains {
-            bare.send(flow.train as u32)?;
-            sent += 1;
-        }
-        match bare.receive(1) {
-            0 if heard.elapsed() > SAMPLES_MAX_WAIT => return Err(io::ErrorKind::TimedOut.into()),
-            0 => {}
-            count => (arrived, heard) = (arrived + count as u64, Instant::now()),
-        }
-    }
-    Ok(vec![arrived * flow.train as u64, begin.elapsed().as_nanos() as u64])
 }
 
 #[cfg(test)]
@@ -388,5 +360,31 @@ mod tests {
             assert!(!to.open(&torn, packet), "byte {at}");
         }
         assert!(!to.open(&train[..train.len() - 1], packet), "one is cut off");
+    }
+
+    #[test]
+    fn pairs_are_measured_side_by_side() {
+        let loopback = IpAddr::from([127, 0, 0, 1]);
+        let [mut one, mut other] =
+            [(); 2].map(|()| BarePair::open((loopback, loopback)).expect("ports are free"));
+        assert_ne!(one.server.local(), other.server.local());
+        std::thread::scope(|scope| {
+            let streams = scope.spawn(|| one.stream(64 << 10, 1));
+            let trips = other.round_trips(64, 1).expect("round trips");
+            assert!(trips.iter().all(|micros| *micros > 0.0) && !trips.is_empty());
+            let rate = streams.join().expect("no panic").expect("a stream");
+            assert!(rate[0] > 0.0, "{rate:?}");
+        });
+        let flow = one.client.framing.flow;
+        assert_eq!(flow, one.server.framing.flow, "both seal and open for the same two ports");
+    }
+
+    #[test]
+    fn what_a_stranger_sends_is_not_received() {
+        let loopback = IpAddr::from([127, 0, 0, 1]);
+        let mut pair = BarePair::open((loopback, loopback)).expect("ports are free");
+        let stranger = UdpSocket::bind((loopback, 0)).expect("a port");
+        stranger.send_to(b"hello", pair.client.local()).expect("it is sent");
+        assert_eq!(pair.client.receive(Duration::from_millis(1)), Ok(None));
     }
 }
