@@ -269,11 +269,13 @@ impl Report {
     #[must_use]
     pub fn of_rows(
         bench: &'static str,
-        params: serde_json::Value,
+        mut params: serde_json::Value,
         rows: Vec<Row>,
         bars: Vec<Bar>,
         skipped: Vec<String>,
     ) -> Self {
+        params["command"] =
+            std::env::args().skip(1).fold("rem".to_owned(), |all, arg| all + " " + &arg).into();
         let (controls, outliers, lacking) = (Vec::new(), Vec::new(), Vec::new());
         Self { bench, machine: Machine::here(), params, rows, bars, controls, outliers, lacking, skipped }
     }

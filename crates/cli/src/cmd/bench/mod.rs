@@ -20,6 +20,7 @@ use std::path::{Path, PathBuf};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use remanence_bench::claims::{self, Claim};
+use remanence_bench::compare;
 use remanence_bench::effort::Effort;
 use remanence_bench::report::Report;
 use remanence_bench::settings;
@@ -74,6 +75,9 @@ struct Common {
     /// Draw the figure to this file, as SVG
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
+    /// Say what changed since this report of the same bench, as JSON, beyond what differs from run to run
+    #[arg(long, value_name = "FILE")]
+    compare: Option<PathBuf>,
     /// Fewer samples: about 30 seconds; two minutes in a guest (urdma), four for erda
     #[arg(long)]
     quick: bool,
@@ -192,6 +196,10 @@ fn draw(
 
 /// Prints and writes a report as the options say.
 fn tell(report: &Report, common: &Common) -> Result<(), Fail> {
+    // Before it may be written over.
+    let read =
+        |file: &Path| std::fs::read_to_string(file).context(|| format!("{} cannot be read", file.display()));
+    let old = common.compare.as_deref().map(|file| Ok((file, read(file)?))).transpose();
     if let Some(file) = common.json.as_deref() {
         if file.as_os_str() == "-" {
             ui::print(format_args!("{}", report.json()));
@@ -203,5 +211,9 @@ fn tell(report: &Report, common: &Common) -> Result<(), Fail> {
     for line in settings::lines(&report.params) {
         ui::print(line);
     }
+    let Some((file, old)) = old? else { return Ok(()) };
+    let found =
+        compare::compare(report, &old).map_err(|why| Fail::new(format!("{}: {why}", file.display())))?;
+    ui::print(found.text());
     Ok(())
 }
