@@ -146,7 +146,7 @@ pub struct Outlier {
 /// A series that was measured twice in each block, under two names: what differs between the two is no difference.
 #[derive(Clone, Debug, Serialize)]
 pub struct Control {
-    /// The operation.
+    /// The operation, by its name in the rows.
     pub op: String,
     /// Where on the x axis.
     pub x: u64,
@@ -189,7 +189,7 @@ pub struct Bar {
     pub low: Option<f64>,
     /// The upper bound.
     pub high: Option<f64>,
-    /// That state.
+    /// The state of the machine in which the value was found.
     pub state: Option<State>,
     /// What is asked.
     pub limit: f64,

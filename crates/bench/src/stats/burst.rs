@@ -27,7 +27,7 @@ pub struct Burst {
 pub enum Statistic {
     /// The arithmetic mean of its values.
     Mean,
-    /// Their median.
+    /// The median of its values.
     P50,
     /// Their 99th percentile, of bursts with 100 values at least.
     P99,

@@ -28,7 +28,7 @@ pub enum Judgement {
 }
 
 impl Judgement {
-    /// In words.
+    /// The verdict as tables have it.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {

@@ -17,7 +17,7 @@ const SEED: u64 = 0x2545_f491_4f6c_dd1d;
 /// A value between its bounds. Of one burst alone there are none: 0 and infinity, which JSON has as `null`.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct Interval {
-    /// The estimate.
+    /// What was estimated: a mean, or a difference of two.
     pub value: f64,
     /// The lower bound of its 95 % interval.
     pub low: f64,
