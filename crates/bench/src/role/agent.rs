@@ -2,6 +2,7 @@
 
 use std::io::{BufRead as _, Write as _};
 use std::process::ExitCode;
+use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
 
 use remanence_remote::Stop;
@@ -91,6 +92,7 @@ impl<R: Role> Process<R> {
                 Ok(Reply::Done)
             }
             Request::Serve(burst) => {
+                self.here()?.prepare(&burst)?;
                 self.serve(|role, stop| role.serve(burst, stop))?;
                 Ok(Reply::Done)
             }
@@ -136,11 +138,15 @@ impl<R: Role> Process<R> {
         let State::Here(mut role) = std::mem::replace(&mut self.role, State::Closed) else { unreachable!() };
         let stop = Stop::new();
         let stopping = stop.clone();
+        let (begins, begun) = channel();
         let thread = std::thread::Builder::new().name("application".into()).spawn(move || {
+            let _ = begins.send(());
             let served = serve(&mut role, &stopping);
             (role, served)
         });
         self.role = State::Serving { stop, thread: thread.map_err(|e| e.to_string())?, before };
+        // How long a thread takes to begin is not to be measured.
+        let _ = begun.recv();
         Ok(())
     }
 

@@ -65,6 +65,14 @@ pub trait Role: Send + Sized + 'static {
         Ok(())
     }
 
+    /// Makes ready for a burst that it shall serve, before its peer begins.
+    ///
+    /// # Errors
+    /// One sentence.
+    fn prepare(&mut self, _burst: &Self::Burst) -> Result<(), String> {
+        Ok(())
+    }
+
     /// Serves a burst of its peer's until it is asked to stop.
     ///
     /// # Errors

@@ -23,13 +23,6 @@ enum Open {
     BareXdp(Box<BareXdp>),
 }
 
-impl Transport {
-    /// An AF_XDP path takes its interface when it first knows the size.
-    fn prepare(&mut self, burst: Burst) -> Result<(), String> {
-        if let Open::BareXdp(bare) = &mut self.0 { bare.prepare(burst.test, burst.size) } else { Ok(()) }
-    }
-}
-
 impl Role for Transport {
     const WORD: &'static str = "transport";
     type Spec = Spec;
@@ -74,8 +67,12 @@ impl Role for Transport {
         }
     }
 
+    /// An AF_XDP path takes its interface when it first knows the size.
+    fn prepare(&mut self, burst: &Burst) -> Result<(), String> {
+        if let Open::BareXdp(bare) = &mut self.0 { bare.prepare(burst.test, burst.size) } else { Ok(()) }
+    }
+
     fn serve(&mut self, burst: Burst, stop: &Stop) -> Result<(), String> {
-        self.prepare(burst)?;
         // Who spins looks at a plain flag.
         let told = Arc::new(AtomicBool::new(false));
         let telling = Arc::clone(&told);
@@ -93,7 +90,7 @@ impl Role for Transport {
     }
 
     fn run(&mut self, burst: Burst) -> Result<Vec<u64>, String> {
-        self.prepare(burst)?;
+        self.prepare(&burst)?;
         let Burst { test, size, ms } = burst;
         match &mut self.0 {
             Open::Ours(ours) => {
