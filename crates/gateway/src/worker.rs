@@ -49,7 +49,7 @@ const READ_BUFFER: usize = 64 * 1024;
 /// What a [share](Turn::share) is at least, some 60 small commands or 16 KiB received; and the shares of a round of those together that
 /// have more to do than one share. Who is alone has all of it; whoever wants little waits for one round, however many want much.
 const SHARE: usize = 64 * 1024;
-const ROUND: usize = 512 * 1024;
+const ROUND: usize = 640 * 1024;
 /// How often commands are put off whose key others keep changing, before each is carried out by itself.
 const ROUNDS: u32 = 8;
 
