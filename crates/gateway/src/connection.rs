@@ -1,7 +1,7 @@
 //! One Redis client: its socket, its requests, its replies.
 //!
 //! A turn carries out what has been received, sends what that gave, and receives more, until nothing is left to do or the
-//! turn has done its share, so that one busy client does not keep the others waiting. Replies of a pipeline are sent
+//! turn has done its [share](Turn::share) of bytes and commands, so that one busy client does not keep the others waiting. Replies of a pipeline are sent
 //! together, and plain GETs that follow each other go to the store together. Commands that change a key are put off: a worker gives
 //! the store what all its connections have changed at once, and only then sends them their replies. A client that does not read its replies is not read from: what it has sent stays where it is, in the end in
 //! the client's own socket.
@@ -18,12 +18,14 @@ use remanence_resp::store::Store;
 use crate::process;
 use crate::stream::Stream;
 
-/// Requests that one turn carries out.
-const REQUESTS: usize = 512;
+/// What a command takes of a turn's share beside the bytes of its request and its reply: it takes some such time.
+pub(crate) const COMMAND: usize = 1024;
 /// Plain GETs of a pipeline that are carried out together at most.
 const RUN: usize = 64;
-/// Reads that one turn makes, each of a worker's whole buffer.
-const READS: usize = 4;
+/// Bytes that one turn sends: a reader that is as fast as we are never makes the socket say that it is full.
+const SENDS: usize = 512 * 1024;
+/// Bytes that are taken of what a peer has sent and will not be answered.
+const DRAIN: usize = 4 << 20;
 /// An output buffer that grew beyond this for large replies is given back once it is empty; all of it is, once the
 /// connection has been idle for a while.
 const KEEP: usize = 64 * 1024;
@@ -60,6 +62,12 @@ pub(crate) struct Connection {
     mended: Mended,
     /// Bytes that are counted as its share of what all connections hold.
     held: usize,
+    /// It is over, but for what is [drained](Self::drain).
+    over: bool,
+    /// Bytes that may still be drained.
+    undrained: usize,
+    /// It is among those of its worker that have a turn to come.
+    pub(crate) queued: bool,
 }
 
 /// What a worker lends to a turn.
@@ -76,6 +84,9 @@ pub(crate) struct Turn<'a, S> {
     pub(crate) joint: &'a mut Joint,
     /// The connection's number there.
     pub(crate) place: usize,
+    /// Bytes of requests that are carried out and of their replies, where each command counts 1 KiB more; and four times the bytes that are
+    /// received, which may be the first that touch their memory. What begins within it is carried out whole.
+    pub(crate) share: usize,
 }
 
 /// How a turn ended.
@@ -112,6 +123,9 @@ impl Connection {
             long: None,
             mended: Mended::default(),
             held: 0,
+            over: false,
+            undrained: DRAIN,
+            queued: false,
         }
     }
 
@@ -181,14 +195,22 @@ impl Connection {
         self.tell_held(shared);
     }
 
-    /// Takes what the peer has sent and will not be answered, so that closing the socket does not cost it the replies that
-    /// are still under way: a socket closed over unread bytes resets the connection.
-    pub(crate) fn drain(&mut self, buffer: &mut [u8]) {
-        for _ in 0..64 {
-            if !matches!(self.stream.read(buffer), Ok(count) if count > 0) {
-                return;
+    /// Takes up to so many bytes of what the peer has sent and will not be answered, so that closing the socket does not cost it the
+    /// replies that are still under way: a socket closed over unread bytes resets the connection. Whether there may be more to take.
+    pub(crate) fn drain(&mut self, buffer: &mut [u8], max: usize) -> bool {
+        let mut left = max.min(self.undrained);
+        self.undrained -= left;
+        while left > 0 {
+            let size = left.min(buffer.len());
+            match self.stream.read(&mut buffer[..size]) {
+                Ok(count) if count > 0 => left -= count,
+                _ => self.undrained = 0,
+            }
+            if self.undrained == 0 {
+                break;
             }
         }
+        self.undrained > 0
     }
 
     /// One of its commands that were put off came out otherwise: what it is answered is found now. It may be put off again.
@@ -210,19 +232,30 @@ impl Connection {
         self.mended.apply(&mut self.output);
     }
 
-    /// Does what there is to do.
+    /// Does what there is to do, within its share.
     pub(crate) fn turn<S: Store>(&mut self, with: &mut Turn<'_, S>) -> After {
+        if !self.over {
+            let after = self.serve(with);
+            if after != After::Close {
+                return after;
+            }
+            self.over = true;
+        }
+        if self.drain(with.buffer, with.share / 4) { After::Again } else { After::Close }
+    }
+
+    fn serve<S: Store>(&mut self, with: &mut Turn<'_, S>) -> After {
         if self.held_back {
             return After::Wait;
         }
         if self.session.peer().killed() {
             return After::Close;
         }
-        let (mut requests, mut reads) = (0, 0);
+        let (mut work, mut unread) = (with.share, with.share / 4);
         loop {
             self.take_mail(with);
-            requests += match self.carry_out(with, REQUESTS - requests) {
-                Ok(count) => count,
+            match self.carry_out(with, &mut work) {
+                Ok(()) => {}
                 Err(Pause::PutOff) => return After::Joint,
                 Err(Pause::Throttled) => {
                     // Not before what waits has been sent: is there room now?
@@ -234,31 +267,31 @@ impl Connection {
                             self.throttled = true;
                             with.shared.stats.throttled.add(1);
                         }
-                        return After::Wait;
+                        return if self.writable { After::Again } else { After::Wait };
                     }
                     continue;
                 }
-            };
+            }
             self.throttled = false;
             if self.flush(with.shared).is_err() {
                 return After::Close;
             }
-            if self.long.is_some() || self.takes_mail(with.output_high) {
+            let unsent = self.owes() && self.writable;
+            if unsent || self.long.is_some() || self.takes_mail(with.output_high) {
                 return After::Again;
             }
             // The end is only read once everything before it has been carried out.
             if self.session.closing() || self.ended {
                 return if self.owes() { After::Wait } else { After::Close };
             }
-            if requests >= REQUESTS || reads >= READS {
+            if work == 0 || unread == 0 {
                 return After::Again;
             }
             if !self.readable || self.leaving {
                 return After::Wait;
             }
-            reads += 1;
-            match self.receive(with) {
-                Ok(()) => {}
+            match self.receive(with, unread) {
+                Ok(count) => unread -= count,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => self.readable = false,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(_) => return After::Close,
@@ -278,42 +311,45 @@ impl Connection {
         }
     }
 
-    fn receive<S>(&mut self, with: &mut Turn<'_, S>) -> io::Result<()> {
-        let count = self.stream.read(with.buffer)?;
+    /// Receives up to so many bytes; how many.
+    fn receive<S>(&mut self, with: &mut Turn<'_, S>, max: usize) -> io::Result<usize> {
+        let size = max.min(with.buffer.len());
+        let count = self.stream.read(&mut with.buffer[..size])?;
         with.shared.stats.reads.add(1);
         with.shared.stats.input_bytes.add(count as u64);
         self.session.peer().touch(process::unix_us());
         if count == 0 {
             self.ended = true;
             self.readable = false;
-        } else if count < with.buffer.len() && self.stream.is_tcp() && !self.hung_up {
+        } else if count < size && self.stream.is_tcp() && !self.hung_up {
             // epoll(7): a short read has emptied the socket, and what comes from here on is told as an edge; but for an end
             // that has been told already.
             self.readable = false;
         }
         if self.exceeds(self.decoder.growth(count), with.shared, with.memory) {
             self.turn_away(with.shared);
-            return Ok(());
+            return Ok(count);
         }
         self.decoder.push(&with.buffer[..count]);
         self.tell_held(with.shared);
-        Ok(())
+        Ok(count)
     }
 
-    /// Carries out up to so many requests; how many.
-    fn carry_out<S: Store>(&mut self, with: &mut Turn<'_, S>, max: usize) -> Result<usize, Pause> {
+    /// Carries out requests as long as some of the share is left.
+    fn carry_out<S: Store>(&mut self, with: &mut Turn<'_, S>, share: &mut usize) -> Result<(), Pause> {
         let mut now = None;
-        let mut count = 0;
         if self.long.is_some() && !self.part(with) {
             // Others are served before it goes on.
-            return Ok(max);
+            *share = 0;
+            return Ok(());
         }
-        while count < max && !self.session.closing() {
+        while *share > 0 && !self.session.closing() {
             if self.output.len() - self.sent > with.output_high {
                 return Err(if self.held_back { Pause::PutOff } else { Pause::Throttled });
             }
             let stranger = self.session.stranger(with.shared);
-            let together = if self.held_back { 1 } else { self.run_max.min(max - count) };
+            let together = if self.held_back { 1 } else { self.run_max.min(share.div_ceil(COMMAND)) };
+            let received = self.decoder.pending();
             match self.decoder.next_run(stranger, together, alike) {
                 Ok(None) => break,
                 Ok(Some(run)) => {
@@ -334,11 +370,14 @@ impl Connection {
                     if self.long.is_some() {
                         match self.part(with) {
                             true => {
-                                count += 1;
+                                *share = share.saturating_sub(COMMAND);
                                 now = None;
                                 continue;
                             }
-                            false => return Ok(max),
+                            false => {
+                                *share = 0;
+                                return Ok(());
+                            }
                         }
                     }
                     let command = match joined {
@@ -363,7 +402,8 @@ impl Connection {
                             .add(end.saturating_sub(start).max(0) as u64);
                     }
                     now = Some(end);
-                    count += runs;
+                    let bytes = received - self.decoder.pending() + self.output.len() - owed;
+                    *share = share.saturating_sub(runs * COMMAND + bytes);
                     self.tell_held(with.shared);
                     if self.held > held.max(SMALL) && with.shared.client_memory() > with.memory as u64 {
                         // What it has been told of is sent, and what this wanted to know is not kept.
@@ -377,7 +417,7 @@ impl Connection {
                 }
             }
         }
-        if self.held_back { Err(Pause::PutOff) } else { Ok(count) }
+        if self.held_back { Err(Pause::PutOff) } else { Ok(()) }
     }
 
     /// Carries out a part of the command that goes over all keys; whether it is over.
@@ -408,12 +448,15 @@ impl Connection {
         over
     }
 
-    /// Sends what waits, as far as the socket takes it.
+    /// Sends what waits, as far as the socket takes it, and no more than a turn sends.
     fn flush(&mut self, shared: &Shared) -> io::Result<()> {
-        while self.owes() && self.writable {
-            match self.stream.write(&self.output[self.sent..]) {
+        let mut left = SENDS;
+        while self.owes() && self.writable && left > 0 {
+            let end = self.output.len().min(self.sent + left);
+            match self.stream.write(&self.output[self.sent..end]) {
                 Ok(0) => return Err(ErrorKind::WriteZero.into()),
                 Ok(count) => {
+                    left -= count;
                     self.sent += count;
                     self.stalled_us = None;
                     shared.stats.writes.add(1);

@@ -2,8 +2,16 @@
 //!
 //! The first worker has the listening sockets and deals connections out, each to the worker that has fewest; it also
 //! sweeps the store for expired keys and looks at the system now and then. A worker wakes up ten
-//! times a second to see whether connections have been killed, are idle or stalled; nothing else depends on that clock.
+//! times a second to see whether connections have been killed, are idle or stalled, and for a [rest](Store::rest) of the store, whose server
+//! waits for that from clients that are idle.
+//!
+//! It serves its connections in [rounds](Worker::serve): each has a share of the round's work at a turn, and those that something has come
+//! for go before those that could not finish.
 
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
 use std::io::ErrorKind;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
@@ -38,6 +46,10 @@ const SWEEP_TIME: Duration = Duration::from_millis(2);
 /// Places without anything that it passes by.
 const EMPTY: usize = 3;
 const READ_BUFFER: usize = 64 * 1024;
+/// What a [share](Turn::share) is at least, some 60 small commands or 16 KiB received; and the shares of a round of those together that
+/// have more to do than one share. Who is alone has all of it; whoever wants little waits for one round, however many want much.
+const SHARE: usize = 64 * 1024;
+const ROUND: usize = 640 * 1024;
 /// How often commands are put off whose key others keep changing, before each is carried out by itself.
 const ROUNDS: u32 = 8;
 
@@ -121,8 +133,12 @@ pub(crate) struct Worker<S> {
     listeners: Option<Listeners>,
     guests: Vec<Option<Box<Connection>>>,
     free: Vec<usize>,
-    /// Places that have more to do, whatever their sockets say.
-    again: Vec<usize>,
+    /// Places that something has happened to since they had a turn.
+    woken: Vec<usize>,
+    /// Places that have more to do, whatever their sockets say: those behind each other's turns.
+    again: VecDeque<usize>,
+    /// What a turn may do in this round.
+    share: usize,
     /// What connections have changed and the store has not taken yet, and whose it is: they wait for each other, no longer than one
     /// round of all that have something to do takes.
     joint: Joint,
@@ -150,7 +166,9 @@ impl<S: Store> Worker<S> {
             listeners: None,
             guests: Vec::new(),
             free: Vec::new(),
-            again: Vec::new(),
+            woken: Vec::new(),
+            again: VecDeque::new(),
+            share: ROUND,
             joint: Joint::default(),
             joined: Vec::new(),
             buffer: vec![0; READ_BUFFER],
@@ -176,30 +194,14 @@ impl<S: Store> Worker<S> {
             let shared = &self.common.shared;
             let rests = self.folded || !shared.has_folds();
             let rests = rests && !shared.has_left_channels() && !self.has_leaving();
-            let wait = if self.again.is_empty() && self.joined.is_empty() && rests {
+            let idle = self.woken.is_empty() && self.again.is_empty() && self.joined.is_empty();
+            let wait = if idle && rests {
                 next_tick.saturating_duration_since(Instant::now())
             } else {
                 Duration::ZERO
             };
-            match self.poll.poll(&mut events, Some(wait)) {
-                Ok(()) => {}
-                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-                Err(error) => panic!("epoll of gateway worker {} failed: {error}", self.number),
-            }
-            for event in &events {
-                match event.token() {
-                    WAKER => {}
-                    Token(nth @ LISTENERS..SEATS) => self.accept(nth - LISTENERS),
-                    Token(seat) => self.wake(seat - SEATS, event),
-                }
-            }
-            while let Ok(arrival) = self.inbox.try_recv() {
-                self.seat(arrival);
-            }
-            self.answer_bells();
-            for place in std::mem::take(&mut self.again) {
-                self.turn(place);
-            }
+            self.gather(&mut events, wait);
+            self.serve();
             self.write_joint();
             self.fold();
             self.common.shared.leave_channels();
@@ -215,10 +217,51 @@ impl<S: Store> Worker<S> {
         self.farewell();
     }
 
-    /// Looks at the connections that messages have come for. Whoever has such a place now may be somebody else: no harm is done.
-    fn answer_bells(&mut self) {
+    /// Waits so long for something to happen, and has those that it happened to wait for their turns.
+    fn gather(&mut self, events: &mut Events, wait: Duration) {
+        match self.poll.poll(events, Some(wait)) {
+            Ok(()) => {}
+            Err(error) if error.kind() == ErrorKind::Interrupted => return,
+            Err(error) => panic!("epoll of gateway worker {} failed: {error}", self.number),
+        }
+        for event in &*events {
+            match event.token() {
+                WAKER => {}
+                Token(nth @ LISTENERS..SEATS) => self.accept(nth - LISTENERS),
+                Token(seat) => self.wake(seat - SEATS, event),
+            }
+        }
+        while let Ok(arrival) = self.inbox.try_recv() {
+            self.seat(arrival);
+        }
+        // Those that messages have come for. Whoever has such a place now may be somebody else: no harm is done.
         let rung = std::mem::take(&mut *self.common.mailboxes[self.number].rung());
-        rung.into_iter().for_each(|place| self.turn(place));
+        rung.into_iter().for_each(|place| self.enqueue(place));
+    }
+
+    fn enqueue(&mut self, place: usize) {
+        if let Some(Some(connection)) = self.guests.get_mut(place)
+            && !std::mem::replace(&mut connection.queued, true)
+        {
+            self.woken.push(place);
+        }
+    }
+
+    /// A round of turns: of all that something has happened to, and then of those that had more to do than their share, as many as one
+    /// round's worth, each behind the others.
+    fn serve(&mut self) {
+        let ready = self.woken.len() + self.again.len();
+        self.share = (ROUND / ready.max(1)).max(SHARE);
+        let more = self.again.len().min(ROUND / self.share);
+        let woken = std::mem::take(&mut self.woken);
+        woken.iter().for_each(|&place| self.turn(place));
+        self.woken = woken;
+        self.woken.clear();
+        for _ in 0..more {
+            if let Some(place) = self.again.pop_front() {
+                self.turn(place);
+            }
+        }
     }
 
     fn stopping(&self) -> bool {
@@ -283,7 +326,7 @@ impl<S: Store> Worker<S> {
         let session = Session::open_with_bell(shared, &arrival.address, &arrival.local, now, Some(bell));
         let connection = Connection::new(arrival.stream, session, self.common.options.limits);
         self.guests[place] = Some(Box::new(connection));
-        self.turn(place);
+        self.enqueue(place);
     }
 
     fn wake(&mut self, place: usize, event: &Event) {
@@ -291,30 +334,33 @@ impl<S: Store> Worker<S> {
             let hung_up = event.is_read_closed() || event.is_error();
             connection.wake(event.is_readable(), event.is_writable(), hung_up);
         }
-        self.turn(place);
+        self.enqueue(place);
     }
 
     /// Does what there is to do at a place. It may have been left since the event, or taken by somebody else: a turn
     /// without need does no harm.
     fn turn(&mut self, place: usize) {
         let common = &*self.common;
-        let after = match self.guests.get_mut(place) {
-            Some(Some(connection)) => connection.turn(&mut Turn {
-                store: &mut self.store,
-                shared: &common.shared,
-                alone: &common.alone,
-                buffer: &mut self.buffer,
-                random: &mut self.random,
-                output_high: common.options.output_high,
-                memory: common.options.memory,
-                joint: &mut self.joint,
-                place,
-            }),
-            _ => return,
-        };
+        let Some(Some(connection)) = self.guests.get_mut(place) else { return };
+        connection.queued = false;
+        let after = connection.turn(&mut Turn {
+            store: &mut self.store,
+            shared: &common.shared,
+            alone: &common.alone,
+            buffer: &mut self.buffer,
+            random: &mut self.random,
+            output_high: common.options.output_high,
+            memory: common.options.memory,
+            joint: &mut self.joint,
+            place,
+            share: self.share,
+        });
         match after {
             After::Wait => {}
-            After::Again => self.again.push(place),
+            After::Again => {
+                connection.queued = true;
+                self.again.push_back(place);
+            }
             After::Joint => self.joined.push(place),
             After::Close => self.leave(place),
         }
@@ -384,7 +430,7 @@ impl<S: Store> Worker<S> {
 
     fn leave(&mut self, place: usize) {
         let Some(mut connection) = self.guests.get_mut(place).and_then(Option::take) else { return };
-        connection.drain(&mut self.buffer);
+        while connection.drain(&mut self.buffer, READ_BUFFER) {}
         connection.stream.deregister(self.poll.registry());
         connection.close(&self.common.shared);
         self.common.mailboxes[self.number].load.fetch_sub(1, Ordering::Relaxed);
@@ -463,42 +509,40 @@ impl<S: Store> Worker<S> {
     /// Answers what has been received, sends what is owed as long as the grace lasts, and closes everything.
     fn farewell(mut self) {
         self.listeners = None;
-        self.again.clear();
         self.write_joint();
         while let Ok(arrival) = self.inbox.try_recv() {
             self.seat(arrival);
         }
+        self.share = 2 * ROUND;
+        for place in 0..self.guests.len() {
+            // One more look at every socket: requests that had arrived when the stop came are answered.
+            if let Some(connection) = &mut self.guests[place] {
+                connection.wake(true, true, false);
+            }
+            self.turn(place);
+            self.write_joint();
+            if let Some(connection) = &mut self.guests[place] {
+                connection.leave();
+            }
+        }
         let deadline = Instant::now() + self.common.options.grace;
         let mut events = Events::with_capacity(1024);
-        let mut first = true;
         loop {
+            // A pipeline that a turn could not finish goes on, to the end of what has been received.
+            while !(self.joined.is_empty() && self.woken.is_empty() && self.again.is_empty()) {
+                self.serve();
+                self.write_joint();
+            }
             for place in 0..self.guests.len() {
-                if first {
-                    // One more look at every socket: requests that had arrived when the stop came are answered.
-                    if let Some(connection) = &mut self.guests[place] {
-                        connection.wake(true, true, false);
-                    }
-                    self.turn(place);
-                    self.write_joint();
-                    if let Some(connection) = &mut self.guests[place] {
-                        connection.leave();
-                    }
-                }
-                // A pipeline that a turn could not finish goes on, to the end of what has been received.
-                while !self.joined.is_empty() || self.again.pop_if(|again| *again == place).is_some() {
-                    self.turn(place);
-                    self.write_joint();
-                }
                 if self.guests[place].as_ref().is_some_and(|connection| !connection.owes()) {
                     self.leave(place);
                 }
             }
-            first = false;
             let left = deadline.saturating_duration_since(Instant::now());
             if self.guests.iter().all(Option::is_none) || left.is_zero() {
                 break;
             }
-            if self.poll.poll(&mut events, Some(left.min(TICK))).is_err() {
+            if self.poll.poll(&mut events, Some(left)).is_err() {
                 continue;
             }
             for event in &events {

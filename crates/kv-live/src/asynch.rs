@@ -41,7 +41,7 @@ use std::time::{Duration, Instant};
 use remanence_remote::{Deadlines, Face, Timer, elsewhere};
 use remanence_verbs::Context;
 
-use super::connector::Connector;
+use super::connector::{Connector, delays};
 use super::members::{LATE, Promises};
 use super::{ConnectOptions, Error, Page, PutOptions, Session, Version};
 use remanence_kv::client::{
@@ -54,8 +54,6 @@ use remanence_kv::view::View;
 const REST: Duration = Duration::from_millis(100);
 /// The longest pause before something is asked again that waits for others; they may wait for what this client says then.
 const WAIT_MAX: Duration = Duration::from_millis(2);
-/// The longest pause before a server is connected to again.
-const PAUSE_MAX: Duration = Duration::from_millis(50);
 
 /// A store at a server, or on several members, for any number of tasks and threads. Clones are the same client.
 pub struct AsyncStore {
@@ -725,7 +723,7 @@ impl Driver {
     /// Until there is a connection again; what is asked for meanwhile is told when the patience is over.
     async fn connect_again(&mut self) {
         let mut since = Instant::now();
-        let mut pause = Duration::from_millis(1);
+        let mut delays = delays();
         loop {
             let options = self.options.clone();
             let dialled = self.beside(move |path| {
@@ -749,9 +747,8 @@ impl Driver {
                 since = Instant::now();
             }
             let Self { timer, .. } = self;
-            timer.set(Some(Instant::now() + pause));
+            timer.set(Some(Instant::now() + delays.next_delay()));
             std::future::poll_fn(|task| timer.poll_over(task)).await;
-            pause = (pause * 2).min(PAUSE_MAX);
         }
     }
 }

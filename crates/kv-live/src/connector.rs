@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::task::Context as Task;
 use std::time::{Duration, Instant};
 
-use remanence_remote::Reactor;
+use remanence_remote::{Delays, Reactor};
 use remanence_verbs::Context;
 
 use super::members::{Members, Promises};
@@ -13,8 +13,10 @@ use super::session::reactor;
 use super::{Asked, ConnectOptions, Error, MemberStats, Said, Session};
 use remanence_kv::view::View;
 
-/// Between two attempts to connect again.
-pub(super) const RETRY: Duration = Duration::from_millis(20);
+/// Between two attempts to connect again. A server that is gone cannot say when it is back, nor members when one of them will lead.
+pub(super) fn delays() -> Delays {
+    Delays::new(Duration::from_millis(2), Duration::from_millis(100))
+}
 
 /// Where the store is, and the reactor for all sessions of its client.
 #[derive(Debug)]
@@ -44,6 +46,7 @@ impl Connector {
     ) -> Result<(Self, Session, View), Error> {
         let begin = Instant::now();
         let reactor = reactor(context)?;
+        let mut delays = delays();
         loop {
             let outcome = Members::find(&reactor, members, options).and_then(|mut members| {
                 let (session, view) = members.connect()?;
@@ -52,7 +55,7 @@ impl Connector {
             match outcome {
                 // One is being chosen, or just lost.
                 Err(Error::NoPrimary(_) | Error::Remote(_)) if begin.elapsed() < options.waits() => {
-                    std::thread::sleep(RETRY);
+                    std::thread::sleep(delays.next_delay());
                 }
                 outcome => return outcome,
             }

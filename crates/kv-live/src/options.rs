@@ -92,7 +92,7 @@ macro_rules! common_options {
             self
         }
 
-        /// Clients at a time; 64 if nothing is said.
+        /// Clients at a time from one address, and a quarter more from others; 64 if nothing is said.
         #[must_use]
         pub const fn clients(mut self, count: u16) -> Self {
             self.common.clients = count;

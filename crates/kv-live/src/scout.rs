@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use remanence_remote::{Reactor, Session};
+use remanence_remote::{Delays, Reactor, Session};
 
 use super::member::{MemberStats, Role, describe, plain};
 use super::{ConnectOptions, Error};
@@ -17,8 +17,12 @@ use super::{ConnectOptions, Error};
 const SILENT: Duration = Duration::from_secs(1);
 /// Between two attempts to reach a member.
 const RETRY: Duration = Duration::from_millis(200);
-/// Between two questions to a member, while somebody wants to know.
-const AGAIN: Duration = Duration::from_millis(20);
+/// Between two questions to a member, while somebody wants to know, at first and at most. It says what it is when it is asked, and whom it
+/// leads or follows changes by what happens to others: nobody could tell the clients, of which a member has many.
+const AGAIN: Duration = Duration::from_millis(10);
+const AGAIN_MAX: Duration = Duration::from_millis(100);
+/// After how long a client looks whether it still wants the connection that is being made.
+const LOOK: Duration = Duration::from_millis(100);
 /// How long somebody wants to know who has asked once.
 const WANTED: Duration = Duration::from_millis(500);
 
@@ -120,6 +124,8 @@ impl Scout {
                 options: options.clone(),
                 session: None,
                 tried: None,
+                delays: Delays::new(AGAIN, AGAIN_MAX),
+                again: Duration::ZERO,
             };
             std::thread::Builder::new()
                 .name("kv-scout".into())
@@ -214,6 +220,9 @@ struct MemberThread {
     session: Option<Session>,
     /// When the last attempt failed.
     tried: Option<Instant>,
+    /// How long it is left alone when it has answered.
+    delays: Delays,
+    again: Duration,
 }
 
 impl MemberThread {
@@ -240,8 +249,10 @@ impl MemberThread {
             let (asks, connects) = (now < state.asking, heard.wanted && heard.spare.is_none());
             let since = |when: Instant| now.saturating_duration_since(when);
             let ready = self.tried.map_or(Duration::ZERO, |tried| RETRY.saturating_sub(since(tried)));
-            let asked =
-                heard.said.as_ref().map_or(Duration::ZERO, |(_, asked)| AGAIN.saturating_sub(since(*asked)));
+            let asked = heard
+                .said
+                .as_ref()
+                .map_or(Duration::ZERO, |(_, asked)| self.again.saturating_sub(since(*asked)));
             let rest = if connects { ready } else { ready.max(asked) };
             if (asks || connects) && rest.is_zero() {
                 return Some((asks && asked.is_zero(), connects));
@@ -258,7 +269,7 @@ impl MemberThread {
         let quick = self.options.to_member(plain(SILENT.min(self.options.waits())));
         // Nobody waits for it who is gone.
         let shared = Arc::clone(&self.shared);
-        let quick = quick.give_up(AGAIN * 5, move |_| shared.lock().over);
+        let quick = quick.give_up(LOOK, move |_| shared.lock().over);
         // Who waits here is not in the way of the client's own sessions.
         let session = match own {
             true => Session::connect(self.reactor.context(), self.to, quick),
@@ -296,6 +307,11 @@ impl MemberThread {
             Ok(said) => {
                 let mut state = self.shared.lock();
                 let heard = &mut state.members[self.at];
+                // Whoever wants to know something new does not wait for what was asked for by somebody else.
+                if heard.said.as_ref().is_none_or(|(_, before)| asked.duration_since(*before) > WANTED) {
+                    self.delays.reset();
+                }
+                self.again = self.delays.next_delay();
                 (heard.said, heard.failed) = (Some((said, asked)), None);
             }
             Err(Error::Remote(error)) => {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use remanence_verbs::Context;
 
-use super::connector::{Connector, RETRY};
+use super::connector::{Connector, delays};
 use super::members::Members;
 use super::session::reactor;
 use super::wire::{What, emit_words, parse_words};
@@ -557,6 +557,7 @@ impl Store {
         if self.broken && !self.options.reconnect {
             return Err(remanence_remote::Error::Over.into());
         }
+        let mut delays = delays();
         while self.broken {
             match self.connector.dial(&self.options) {
                 Ok((session, view)) => {
@@ -571,7 +572,7 @@ impl Store {
                     if other || !self.options.reconnect || since.elapsed() >= self.options.waits() {
                         return Err(error);
                     }
-                    std::thread::sleep(RETRY);
+                    std::thread::sleep(delays.next_delay());
                 }
             }
         }

@@ -44,6 +44,7 @@
 pub mod admission;
 mod ahead;
 mod costs;
+mod delays;
 mod error;
 #[doc(hidden)]
 pub mod fuzzing;
@@ -63,6 +64,7 @@ mod together;
 
 pub use ahead::Reading;
 pub use costs::CostSource;
+pub use delays::Delays;
 pub use error::Error;
 pub use grants::Grants;
 pub use meter::{Meter, Metered};

@@ -112,14 +112,15 @@ impl ServerOptions {
         self
     }
 
-    /// Sessions at a time.
+    /// Sessions at a time. One address may have all of them, and others a quarter more, unless [`sessions_each`](Self::sessions_each)
+    /// says how many one address may have, or the buffers are in the region, where there are so many and no more.
     #[must_use]
     pub const fn sessions(mut self, count: u16) -> Self {
         self.sessions = count;
         self
     }
 
-    /// Sessions at a time that come from one address. If nothing is said, one address may have all.
+    /// Sessions at a time that come from one address, of [all](Self::sessions).
     #[must_use]
     pub const fn sessions_each(mut self, count: u16) -> Self {
         self.each = Some(count);
@@ -429,6 +430,15 @@ pub(crate) struct Core {
     pub(crate) grants: Grants,
 }
 
+/// What clients may have. Whoever has all clients on one host counts on as many sessions as he asked for, so that one address may have
+/// them all. For that it shuts nobody else out, there are a quarter more, which others alone can have. Receive buffers that lie in the
+/// region are as many as its layout has, which may be older than this server.
+fn bounds(sessions: u16, each: Option<u16>, in_region: bool) -> Bounds {
+    let sessions = u32::from(sessions);
+    let more = if each.is_some() || in_region { 0 } else { sessions.div_ceil(4) };
+    Bounds { sessions: sessions + more, each: each.map_or(sessions, u32::from), bytes: u64::MAX }
+}
+
 /// What the application does in a server.
 #[derive(Default)]
 pub(crate) struct Application {
@@ -486,15 +496,14 @@ impl Server {
             (Buffers::Dram, None) => None,
         };
         let data_len = layout.map_or(region.len(), |layout| layout.data_len);
-        let sessions = u32::from(options.sessions);
-        let each = options.each.map_or(sessions, u32::from);
+        let bounds = bounds(options.sessions, options.each, layout.is_some());
         let mut floor = floor::Server::bind(
             &options.context,
             floor::Options {
                 port: options.port,
                 backlog: BACKLOG,
                 message: options.message,
-                bounds: Bounds { sessions, each, bytes: u64::MAX },
+                bounds,
                 quiet: None,
             },
         )?;
@@ -694,5 +703,24 @@ pub(crate) fn flush_rights(config: &Config) -> Access {
         FlushSupport::Read => Access::empty(),
         FlushSupport::Global => Access::FLUSH_GLOBAL,
         FlushSupport::Persistent => Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_address_may_have_as_many_sessions_as_were_asked_for_and_there_is_room_for_others() {
+        let of = |sessions, each, in_region| {
+            let bounds = bounds(sessions, each, in_region);
+            (bounds.each, bounds.sessions)
+        };
+        assert_eq!(of(64, None, false), (64, 80));
+        assert_eq!(of(1, None, false), (1, 2));
+        assert_eq!(of(u16::MAX, None, false), (65535, 65535 + 16384));
+        // Who says how many one address may have, has said how many there are.
+        assert_eq!(of(64, Some(16), false), (16, 64));
+        assert_eq!(of(64, None, true), (64, 64));
     }
 }

@@ -9,7 +9,7 @@ use remanence_codec::clipped;
 use remanence_pmem::Region;
 use remanence_rnic::{Access, Data, MwBind, PostError, SendFlags, SendWr, WcOpcode};
 use remanence_service::server::{
-    Admit, Between, Buffers, Close, Decision, Error as FloorError, Full, Link, Lot, Message, Place, Refusal,
+    Admit, Between, Buffers, Claim, Close, Decision, Error as FloorError, Link, Lot, Message, Refusal,
     Request, Service, Session, SessionId, Sessions, Spec, Turn, Workshop,
 };
 use remanence_verbs::{ConnectAttr, Mw};
@@ -53,7 +53,7 @@ impl Admit for Entrance<'_> {
     fn admit(
         &mut self,
         request: &Request<'_>,
-        place: Result<Place, Full>,
+        place: Claim<'_>,
         workshop: &Workshop<'_>,
     ) -> Result<Decision<State>, Refusal> {
         let core = self.0;
@@ -72,7 +72,7 @@ impl Admit for Entrance<'_> {
         };
         let agreed = hello.declared.map_or(Ok(core.config), |declared| core.config.agree(&declared));
         let agreed = agreed.map_err(|refusal| reject(&refusal.to_string()))?;
-        let place = place.map_err(|full| reject(&full.to_string()))?;
+        let place = place.take().map_err(|full| reject(&full.to_string()))?;
         let mut stamp = [0; 8];
         getrandom::fill(&mut stamp).expect("the kernel gives random bytes");
         let stamp = u64::from_be_bytes(stamp);

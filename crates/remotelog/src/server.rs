@@ -154,7 +154,7 @@ impl LogOptions {
         self
     }
 
-    /// Clients at a time; 16 if nothing is said.
+    /// Clients at a time from one address, and a quarter more from others; 16 if nothing is said.
     #[must_use]
     pub const fn clients(mut self, count: u16) -> Self {
         self.clients = count;

@@ -21,8 +21,8 @@ use remanence_rnic::{
 };
 use remanence_service::client::{Endpoint, Reactor};
 use remanence_service::server::{
-    Admit, Bounds, Buffers, Close, Decision, Full, Message, Options, Place, Refusal, Request, Server,
-    Service, Session, Spec, Stop, Workshop,
+    Admit, Bounds, Buffers, Claim, Close, Decision, Message, Options, Refusal, Request, Server, Service,
+    Session, Spec, Stop, Workshop,
 };
 use remanence_verbs::{ConnectAttr, Connection, Context, Mr};
 use remanence_wire::Rkey;
@@ -165,10 +165,10 @@ impl Admit for Everybody {
     fn admit(
         &mut self,
         _: &Request<'_>,
-        place: Result<Place, Full>,
+        place: Claim<'_>,
         workshop: &Workshop<'_>,
     ) -> Result<Decision<()>, Refusal> {
-        let place = place.map_err(|full| Refusal(full.to_string().into_bytes()))?;
+        let place = place.take().map_err(|full| Refusal(full.to_string().into_bytes()))?;
         let (slots, slot_size, buffers) = (1, SLOT, Buffers::Own);
         let spec = Spec { slots, slot_size, sends: 0, unsent: 0, extra: 0, buffers, attr: self.attr };
         let opened = workshop.open(place, &spec)?;

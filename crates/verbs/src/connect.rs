@@ -7,11 +7,11 @@
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use remanence_rnic::cm::{
-    Accept, CmError, CommId, Connect, Ended, Event, Listen, ListenId, Path, Request, Transport,
+    self, Accept, CmError, CommId, Connect, Ended, Event, Listen, ListenId, Path, Request, Transport,
 };
 use remanence_rnic::{QpAttr, QpState};
 use remanence_wire::Gid;
@@ -272,6 +272,21 @@ impl State {
     }
 }
 
+/// Says whether somebody who was accepted has answered, and keeps nothing of the [connection](Connection::handshake).
+#[derive(Clone, Debug)]
+pub struct Handshake(Weak<Inner>);
+
+impl Handshake {
+    /// It was accepted, and its peer has not said since that it knows: it may not be there. As the connection manager has it, whether or
+    /// not somebody has [looked](Connection::advance).
+    #[must_use]
+    pub fn is_half_open(&self) -> bool {
+        let Some(inner) = self.0.upgrade() else { return false };
+        let state = inner.handle.lock.lock().cm.manager.state(inner.id);
+        matches!(state, Some(cm::State::RepSent | cm::State::MraRepRcvd))
+    }
+}
+
 #[derive(Debug)]
 struct Inner {
     handle: Arc<Handle>,
@@ -503,6 +518,12 @@ impl Connection {
     /// only one; `false` if there was one.
     pub fn wake_with(&self, waker: &Waker) -> bool {
         self.inner.events.wake_with(waker)
+    }
+
+    /// What says whether its peer, which was accepted, has answered.
+    #[must_use]
+    pub fn handshake(&self) -> Handshake {
+        Handshake(Arc::downgrade(&self.inner))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

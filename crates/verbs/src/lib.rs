@@ -42,7 +42,7 @@ mod wake;
 pub use ah::Ah;
 pub use channel::{Awaited, CompChannel, CqEvent, Step};
 pub use cm::{Claim, Cm, CmChannel, CmEvent};
-pub use connect::{Connection, Incoming, Listener, Phase};
+pub use connect::{Connection, Handshake, Incoming, Listener, Phase};
 pub use context::{Context, DeviceEvent};
 pub use cq::Cq;
 pub use driver::ProgressStats;

@@ -11,6 +11,7 @@ use remanence_kv::proto::{Expect, Refusal, Reply, Request};
 use remanence_kv_live::{Error, PROTOCOL_VERSION, PutOptions, SERVICE, ServerOptions, Session, Store};
 use remanence_pmem::FileOptions;
 use remanence_remote::{CostSource, Options};
+use remanence_verbs::Context;
 
 /// Asks as a client's operations do.
 fn ask(session: &mut Session, request: &Request) -> Reply {
@@ -31,14 +32,21 @@ fn room(key: u32) -> Request {
 #[test]
 fn a_client_too_many_is_told_so_and_may_come_when_another_has_gone() {
     let host = Host::new(SIZE, |options| options.clients(2));
-    let (mut first, second) = (client(&host), client(&host));
-    let refused = Store::connect(&context(), host.addr, options()).expect_err("two are enough");
-    assert!(refused.to_string().contains("as many sessions as it takes"), "{refused}");
+    let device = context();
+    let connect = |device: &Context| Store::connect(device, host.addr, options());
+    let [mut first, second] = [(); 2].map(|()| connect(&device).expect("two may come from one address"));
+    let refused = connect(&device).expect_err("two are enough");
+    assert!(refused.to_string().contains("as many sessions as it takes from one address"), "{refused}");
+    // There is room for others, and not for any number of them.
+    let other = connect(&context()).expect("it is the first from there");
+    let refused = connect(&context()).expect_err("three are enough");
+    assert!(refused.to_string().contains("as many sessions as it takes;"), "{refused}");
+    drop(other);
     first.put(b"key", b"value", PutOptions::default()).expect("the others go on");
     drop(second);
     let begin = Instant::now();
     let mut third = loop {
-        match Store::connect(&context(), host.addr, options()) {
+        match connect(&device) {
             Ok(third) => break third,
             Err(error) => assert!(begin.elapsed() < PATIENCE, "there is a place again: {error}"),
         }

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use remanence_pmem::Region;
 use remanence_rnic::Access;
 use remanence_service::server::{
-    self as floor, Admit, Bounds, Buffers, Close, Control, Decision, Full, Lot, Message, Place, Refusal,
-    Request, Service, Session, SessionId, Sessions, Spec, Stop, Turn, Workshop,
+    self as floor, Admit, Bounds, Buffers, Claim, Close, Control, Decision, Lot, Message, Refusal, Request,
+    Service, Session, SessionId, Sessions, Spec, Stop, Turn, Workshop,
 };
 use remanence_verbs::{ConnectAttr, Context, Mr, Pd};
 
@@ -222,13 +222,14 @@ impl Admit for Entrance {
     fn admit(
         &mut self,
         request: &Request<'_>,
-        place: Result<Place, Full>,
+        place: Claim<'_>,
         workshop: &Workshop<'_>,
     ) -> Result<Decision<State>, Refusal> {
         let refuse = |why: &str| Refusal(why.as_bytes().to_vec());
         match Purpose::parse(request.private_data) {
             Ok(Purpose::Control) => {
                 let place = place
+                    .take()
                     .map_err(|_| refuse("the server has as many clients as it takes; try again later"))?;
                 let spec = Spec {
                     slots: WINDOW as u32,

@@ -8,13 +8,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use remanence_coord::replicated::record::COMMAND_HEADER;
-use remanence_remote::{Background, Face, Reactor, Session, Token, Turns, at_once, elsewhere};
+use remanence_remote::{Background, Delays, Face, Reactor, Session, Token, Turns, at_once, elsewhere};
 use remanence_verbs::Context;
 
 use super::{Refusal, Reply, Request, SERVICE};
 
-/// How long a client leaves the hosts alone when it has asked all of them in vain.
-const AGAIN: Duration = Duration::from_millis(20);
+/// How long a client leaves the hosts alone when it has asked all of them in vain, at first and at most: none of them can say when one of
+/// them will have the log.
+const AGAIN: Duration = Duration::from_millis(5);
+const AGAIN_MAX: Duration = Duration::from_millis(100);
 
 /// How long a host may say nothing before another one is asked. What it was asked for may still be carried out, and is known by its number.
 const SILENT: Duration = Duration::from_secs(3);
@@ -167,6 +169,7 @@ impl Client {
     async fn ask(&mut self, face: Face, until: Instant, request: &Request) -> Result<Reply, ClientError> {
         let bytes = request.emit();
         let mut attempts = 0;
+        let mut delays = Delays::new(AGAIN, AGAIN_MAX);
         loop {
             let why = match self.ask_once(face, &bytes).await {
                 Ok(Reply::Unknown(why)) => why,
@@ -190,7 +193,8 @@ impl Client {
                 return Err(ClientError::Unknown(why));
             }
             if attempts % self.hosts.len() == 0 {
-                self.rest(face, AGAIN.min(until.saturating_duration_since(Instant::now()))).await;
+                let left = until.saturating_duration_since(Instant::now());
+                self.rest(face, delays.next_delay().min(left)).await;
             }
         }
     }

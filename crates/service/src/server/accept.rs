@@ -11,7 +11,8 @@ use remanence_verbs::{ConnectAttr, Connection, Cq, Incoming, Pd, QpOptions};
 use remanence_wire::Qpn;
 
 use super::Error;
-use super::bounds::{Full, Place, Places};
+use super::bounds::{Claim, Place, Places};
+use super::control::Control;
 use super::session::{Opened, Session, SessionId, Spec};
 
 /// A request for a connection.
@@ -67,15 +68,15 @@ pub trait Admit {
     /// What the service keeps for a session.
     type State;
 
-    /// Decides about a request. `place` is the share of the server's bounds that a new session needs, or which of them is
-    /// reached.
+    /// Decides about a request. By `place` the share of the server's bounds is taken that a new session needs, when nothing else speaks
+    /// against it: somebody may have to make room.
     ///
     /// # Errors
     /// It is refused, with these words.
     fn admit(
         &mut self,
         request: &Request<'_>,
-        place: Result<Place, Full>,
+        place: Claim<'_>,
         workshop: &Workshop<'_>,
     ) -> Result<Decision<Self::State>, Refusal>;
 
@@ -178,15 +179,14 @@ impl<S> Inbox<S> {
     }
 }
 
-/// One request. `begun` hears of a session before its client can. Whether a connection was made.
+/// One request. Whether a connection was made.
 pub(crate) fn decide<S>(
     admit: &mut impl Admit<State = S>,
     incoming: Incoming,
     places: &Places,
     workshop: &Workshop<'_>,
     inbox: &Inbox<S>,
-    begun: impl FnOnce(SessionId),
-    failed: impl FnOnce(SessionId),
+    control: &Control,
 ) -> bool {
     let peer = incoming.peer();
     let asked = incoming.request();
@@ -196,7 +196,7 @@ pub(crate) fn decide<S>(
         qpn: asked.remote_qpn,
         private_data: incoming.private_data(),
     };
-    match admit.admit(&request, places.take(peer), workshop) {
+    match admit.admit(&request, places.claim(peer, &|session| control.end(session)), workshop) {
         // A peer that cannot be told has taken its request back.
         Err(Refusal(words)) => {
             let _ = incoming.reject(&words);
@@ -204,14 +204,17 @@ pub(crate) fn decide<S>(
         }
         Ok(Decision::Session { opened, state, welcome }) => {
             let id = opened.id();
-            begun(id);
+            // Before its client can know of it.
+            control.begun(id);
             let made = inbox.put(|| {
                 let connection = incoming.accept(&opened.qp, &opened.attr, &welcome)?;
+                let handshake = connection.handshake();
+                opened.place().is_half_open(id, move || handshake.is_half_open());
                 let link = (*opened).into_link(connection, peer, Instant::now());
                 Ok(Arrival::Session(Box::new(Session { state, link })))
             });
             if !made {
-                failed(id);
+                control.never_was(id);
             }
             made
         }

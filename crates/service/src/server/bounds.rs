@@ -2,10 +2,25 @@
 //!
 //! A [`Place`] is taken before anything is done for a session, and nothing of one can be made without it. It is given back
 //! when it is dropped, which is after all that it stands for: the session's QP and its memory.
+//!
+//! Anybody can ask for a connection and never say more, under any address that packets are taken from: such a session is *half open*, for
+//! as long as the connection manager repeats its reply. It has a place, as the client may send as soon as it knows; but where there is none for the
+//! next who comes, the oldest that is half open gives its place up: one of the same address first, so that whoever asks without end
+//! is in its own way. Sessions whose clients have said something never do.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::session::SessionId;
+
+/// How long a half-open session has its place, whoever comes. A client that is there has said so by then, and is not pushed out by others,
+/// however fast they come: these are refused.
+const KEPT: Duration = Duration::from_millis(50);
+/// How long the end of a session is waited for that has to give its place up. The serving thread needs a turn for it.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The bounds of a server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -25,7 +40,7 @@ pub enum Full {
     #[error("it has as many sessions as it takes; try again later")]
     Sessions,
     /// As many as there may be come from this address.
-    #[error("it has as many sessions of your address as it takes; end one, or try again later")]
+    #[error("it has as many sessions as it takes from one address; end one, or try again later")]
     Address,
     /// Their buffers have as many bytes as they may have, or the device has no room for more completions.
     #[error("it has as many sessions as its memory allows; try again later")]
@@ -34,7 +49,28 @@ pub enum Full {
 
 /// Counts what is taken.
 #[derive(Clone, Debug)]
-pub(crate) struct Places(Arc<Mutex<Taken>>);
+pub(crate) struct Places(Arc<Counted>);
+
+#[derive(Debug)]
+struct Counted {
+    taken: Mutex<Taken>,
+    /// A place was given back.
+    freed: Condvar,
+}
+
+struct HalfOpen {
+    address: IpAddr,
+    session: SessionId,
+    since: Instant,
+    /// Whether its client has not said anything yet, as the connection manager knows it.
+    is_silent: Box<dyn Fn() -> bool + Send>,
+}
+
+impl fmt::Debug for HalfOpen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("HalfOpen").field(&self.address).field(&self.session).finish()
+    }
+}
 
 #[derive(Debug)]
 struct Taken {
@@ -43,6 +79,11 @@ struct Taken {
     free: BTreeSet<u32>,
     next: u32,
     by_address: HashMap<IpAddr, u32>,
+    /// Those that were half open when they were looked at last, by the numbers of their places, the oldest first; and these by address.
+    half_open: BTreeMap<u64, HalfOpen>,
+    half_open_of: BTreeSet<(IpAddr, u64)>,
+    /// The number of the next place.
+    number: u64,
     bytes: u64,
     /// Completions that there may be at once, and the most that the device takes.
     completions: u32,
@@ -54,6 +95,8 @@ struct Taken {
 pub struct Place {
     places: Places,
     index: u32,
+    /// Which of all that ever were.
+    number: u64,
     address: IpAddr,
     bytes: u64,
     completions: u32,
@@ -63,32 +106,30 @@ impl Places {
     pub(crate) fn new(bounds: Bounds, completions_max: u32) -> Self {
         let (free, by_address) = (BTreeSet::new(), HashMap::new());
         let (next, bytes, completions) = (0, 0, 0);
-        let taken = Taken { bounds, free, next, by_address, bytes, completions, completions_max };
-        Self(Arc::new(Mutex::new(taken)))
+        let (half_open, half_open_of, number) = Default::default();
+        let taken = Taken {
+            bounds,
+            free,
+            next,
+            by_address,
+            half_open,
+            half_open_of,
+            number,
+            bytes,
+            completions,
+            completions_max,
+        };
+        Self(Arc::new(Counted { taken: Mutex::new(taken), freed: Condvar::new() }))
     }
 
     /// The counts are whole between any two statements that can panic.
     fn lock(&self) -> MutexGuard<'_, Taken> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A place for a session from that address, with the lowest index that is free.
-    pub(crate) fn take(&self, address: IpAddr) -> Result<Place, Full> {
-        let mut taken = self.lock();
-        let of_address = taken.by_address.get(&address).copied().unwrap_or(0);
-        if of_address >= taken.bounds.each {
-            return Err(Full::Address);
-        }
-        let index = match taken.free.pop_first() {
-            Some(index) => index,
-            None if taken.next < taken.bounds.sessions => {
-                taken.next += 1;
-                taken.next - 1
-            }
-            None => return Err(Full::Sessions),
-        };
-        taken.by_address.insert(address, of_address + 1);
-        Ok(Place { places: self.clone(), index, address, bytes: 0, completions: 0 })
+    /// What somebody at that address needs to [take](Claim::take) a place. `end` ends a session.
+    pub(crate) fn claim<'a>(&'a self, address: IpAddr, end: &'a dyn Fn(SessionId)) -> Claim<'a> {
+        Claim { places: self, address, end }
     }
 
     /// Bytes of buffers that are taken.
@@ -97,7 +138,99 @@ impl Places {
     }
 }
 
+impl Taken {
+    /// Which bound is reached for that address.
+    fn full(&self, address: IpAddr) -> Option<Full> {
+        if self.by_address.get(&address).is_some_and(|&count| count >= self.bounds.each) {
+            return Some(Full::Address);
+        }
+        (self.free.is_empty() && self.next >= self.bounds.sessions).then_some(Full::Sessions)
+    }
+
+    /// The half-open session that has to make room for somebody at that address.
+    fn oldest(&self, address: IpAddr, full: Full) -> Option<u64> {
+        let own = self.half_open_of.range((address, 0)..=(address, u64::MAX)).next();
+        let all = if full == Full::Address { None } else { self.half_open.keys().next() };
+        own.map(|(_, number)| number).or(all).copied()
+    }
+
+    /// It is not half open any more.
+    fn settle(&mut self, number: u64) -> Option<HalfOpen> {
+        let half_open = self.half_open.remove(&number)?;
+        self.half_open_of.remove(&(half_open.address, number));
+        Some(half_open)
+    }
+}
+
+/// What is needed to take a place of a server, once it is known that a session is wanted.
+pub struct Claim<'a> {
+    places: &'a Places,
+    address: IpAddr,
+    end: &'a dyn Fn(SessionId),
+}
+
+impl fmt::Debug for Claim<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Claim").field(&self.address).finish()
+    }
+}
+
+impl Claim<'_> {
+    /// Takes a place, the free one with the lowest index. Where there is none, a session is ended that is half open.
+    ///
+    /// # Errors
+    /// The bound that is reached.
+    pub fn take(self) -> Result<Place, Full> {
+        let Self { places, address, end } = self;
+        let mut taken = places.lock();
+        while let Some(full) = taken.full(address) {
+            let oldest = taken.oldest(address, full).ok_or(full)?;
+            if taken.half_open[&oldest].since.elapsed() < KEPT {
+                return Err(full);
+            }
+            let half_open = taken.settle(oldest).expect("it is there");
+            // Nobody is asked, and nothing ended, under the lock.
+            drop(taken);
+            let is_silent = (half_open.is_silent)();
+            if is_silent {
+                end(half_open.session);
+            }
+            taken = places.lock();
+            if is_silent {
+                let freed = &places.0.freed;
+                let waited = freed.wait_timeout_while(taken, PATIENCE, |taken| taken.full(address).is_some());
+                taken = waited.unwrap_or_else(PoisonError::into_inner).0;
+                if let Some(full) = taken.full(address) {
+                    return Err(full);
+                }
+            }
+        }
+        let index = taken.free.pop_first().unwrap_or_else(|| {
+            taken.next += 1;
+            taken.next - 1
+        });
+        *taken.by_address.entry(address).or_default() += 1;
+        taken.number += 1;
+        Ok(Place { places: places.clone(), index, number: taken.number, address, bytes: 0, completions: 0 })
+    }
+}
+
 impl Place {
+    /// The session that has it was accepted, and is half open as long as that says so.
+    pub(crate) fn is_half_open(&self, session: SessionId, is_silent: impl Fn() -> bool + Send + 'static) {
+        let (address, since) = (self.address, Instant::now());
+        let half_open = HalfOpen { address, session, since, is_silent: Box::new(is_silent) };
+        let mut taken = self.places.lock();
+        taken.half_open.insert(self.number, half_open);
+        taken.half_open_of.insert((address, self.number));
+    }
+
+    /// The client of the session that has it has said something.
+    pub(crate) fn is_established(&self) {
+        let settled = self.places.lock().settle(self.number);
+        drop(settled);
+    }
+
     /// Which of the server's places it is, below the number of sessions that there may be. Another session has the same only
     /// after this one is gone.
     #[must_use]
@@ -124,6 +257,7 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         let mut taken = self.places.lock();
+        let settled = taken.settle(self.number);
         taken.bytes -= self.bytes;
         taken.completions -= self.completions;
         taken.free.insert(self.index);
@@ -133,15 +267,78 @@ impl Drop for Place {
                 taken.by_address.remove(&self.address);
             }
         }
+        drop(taken);
+        drop(settled);
+        self.places.0.freed.notify_one();
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::cell::{Cell, RefCell};
+
     use super::*;
 
     fn address(last: u8) -> IpAddr {
         [10, 0, 0, last].into()
+    }
+
+    impl Places {
+        /// Nobody is ended for it.
+        fn take(&self, address: IpAddr) -> Result<Place, Full> {
+            self.claim(address, &|session| panic!("{session:?} ends")).take()
+        }
+
+        /// The one of these is ended for it that has to.
+        fn take_from(
+            &self,
+            address: IpAddr,
+            all: &RefCell<Vec<Option<Place>>>,
+        ) -> (Result<Place, Full>, Option<u64>) {
+            let ended = Cell::new(None);
+            let end = |SessionId(session)| {
+                ended.set(Some(session));
+                all.borrow_mut()[session as usize] = None;
+            };
+            (self.claim(address, &end).take(), ended.get())
+        }
+
+        /// As long as half-open ones are kept, and longer.
+        fn grow_old(&self) {
+            for half_open in self.lock().half_open.values_mut() {
+                half_open.since = half_open.since.checked_sub(KEPT).expect("a time");
+            }
+        }
+    }
+
+    #[test]
+    fn the_oldest_half_open_session_makes_room_one_of_the_same_address_first_and_no_other_does() {
+        let places = Places::new(Bounds { sessions: 4, each: 3, bytes: 0 }, 0);
+        let all: Vec<_> =
+            [1, 2, 2, 2].iter().map(|&last| Some(places.take(address(last)).expect("room"))).collect();
+        for (session, place) in all.iter().flatten().enumerate() {
+            // The first of the second address has said something to the connection manager.
+            place.is_half_open(SessionId(session as u64), move || session != 1);
+        }
+        // The second one, to its server.
+        all[2].as_ref().expect("it is there").is_established();
+        let all = RefCell::new(all);
+        assert_eq!(places.take(address(3)).map(drop), Err(Full::Sessions), "they have just come");
+        assert_eq!(places.take(address(2)).map(drop), Err(Full::Address));
+        places.grow_old();
+        let (own, ended) = places.take_from(address(2), &all);
+        assert_eq!(ended, Some(3), "the only one of its address that is half open");
+        let own = own.expect("room");
+        assert_eq!(own.index(), 3, "the place that was given up");
+        assert_eq!(places.take(address(2)).map(drop), Err(Full::Address), "its others are established");
+        let (other, ended) = places.take_from(address(3), &all);
+        assert_eq!(ended, Some(0), "the oldest of all");
+        let other = other.expect("room");
+        assert_eq!(places.take(address(4)).map(drop), Err(Full::Sessions), "nobody is half open");
+        own.is_half_open(SessionId(9), || true);
+        drop((own, other, all));
+        let taken = places.lock();
+        assert!(taken.half_open.is_empty() && taken.half_open_of.is_empty() && taken.by_address.is_empty());
     }
 
     #[test]

@@ -403,16 +403,7 @@ impl Server {
         let workshop = Workshop { pd, cq, capacity, next_id, message: self.options.message };
         while !over.load(Ordering::Acquire) {
             let Some(incoming) = self.listener.get_request(None) else { continue };
-            let made = accept::decide(
-                admit,
-                incoming,
-                places,
-                &workshop,
-                inbox,
-                |id| control.begun(id),
-                |id| control.never_was(id),
-            );
-            if made {
+            if accept::decide(admit, incoming, places, &workshop, inbox, control) {
                 control.wake();
             } else {
                 control.counters().refused.fetch_add(1, Ordering::Relaxed);
@@ -474,6 +465,8 @@ impl<V: Service> Serving<'_, V> {
 
     fn end_all(&mut self) {
         (0..self.sessions.all.len() as u32).for_each(|place| self.end(place));
+        // Whoever is about to be let in may wait for one of their places.
+        self.gone.clear();
     }
 
     /// Waits for something to do.
@@ -596,6 +589,9 @@ impl<V: Service> Serving<'_, V> {
         }
         let number = wc.wr_id & !RECEIVE;
         session.link.received = number;
+        if number == 1 {
+            session.link.place().is_established();
+        }
         self.server.control.counters().messages.fetch_add(1, Ordering::Relaxed);
         let imm = (wc.opcode == WcOpcode::RecvRdmaWithImm).then(|| wc.imm.unwrap_or(0));
         let result = self.service.message(session, &Message { number, len: wc.byte_len, imm });

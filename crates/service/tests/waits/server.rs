@@ -13,7 +13,7 @@ use remanence_link::{WaitFd, wait};
 use remanence_pmem::{FileOptions, Region};
 use remanence_rnic::{Access, Data, QpCaps, QpState, RecvWr, SendFlags, SendOp, SendWr, Wc, WcStatus};
 use remanence_service::server::{
-    Admit, Between, Bounds, Buffers, Close, Control, Decision, Error, Full, Lot, Message, Options, Place,
+    Admit, Between, Bounds, Buffers, Claim, Close, Control, Decision, Error, Full, Lot, Message, Options,
     Refusal, Request, Server, Service, Session, SessionId, Sessions, Spec, Stop, Turn, Workshop,
 };
 use remanence_verbs::{ConnectAttr, Connection, Context, Cq, Mr, Pd, QpOptions};
@@ -46,10 +46,10 @@ impl Admit for Gate {
     fn admit(
         &mut self,
         request: &Request<'_>,
-        place: Result<Place, Full>,
+        place: Claim<'_>,
         workshop: &Workshop<'_>,
     ) -> Result<Decision<u64>, Refusal> {
-        let place = place.map_err(|full| Refusal(full.to_string().into_bytes()))?;
+        let place = place.take().map_err(|full| Refusal(full.to_string().into_bytes()))?;
         if let Some(session) = self.lost.first() {
             return Err(Refusal(format!("{} has lost {}", session.0, self.lost.len()).into_bytes()));
         }
@@ -595,24 +595,46 @@ fn who_wants_a_turn_while_one_ends_gets_the_next() {
 #[test]
 fn a_client_that_goes_before_its_connection_is_up_leaves_its_place() {
     let host = Host::bounded(1, 1, 64 << 20);
-    let device = context();
+    drop(let_in_and_silent(&context(), &host));
+    host.ends(SessionId(1));
+    assert_eq!(host.stop().ended, [(SessionId(1), 0)]);
+}
+
+/// Asks, is let in, and says nothing more: the connection manager of the server waits for its RTU.
+fn let_in_and_silent(device: &Context, host: &Host) -> Connection {
     let pd = device.alloc_pd().expect("room");
     let cq = device.create_cq(16, None, 0).expect("room");
     let caps = QpCaps { max_send_wr: 1, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline: 0 };
     let qp = pd.create_qp(&QpOptions { caps, ..QpOptions::rc(&cq) }).expect("room");
     let connection = Connection::start(&qp, host.addr, &ConnectAttr::default(), b"echo").expect("asked");
     let begin = Instant::now();
-    let fd = connection.fd().expect("a descriptor");
+    let fd = connection.fd().expect("a descriptor").as_raw_fd();
     let is_readable = || {
-        let fd = WaitFd { fd: fd.as_raw_fd(), events: POLLIN };
+        let fd = WaitFd { fd, events: POLLIN };
         wait::poll(&[fd], Some(Duration::from_millis(1))).expect("looked")
     };
     while !is_readable() {
         assert!(begin.elapsed() < LONG, "it is not let in");
     }
-    drop(connection);
+    connection
+}
+
+/// Twenty of them a second shut everybody else out, as each had a place for as long as its reply was repeated.
+#[test]
+fn who_is_let_in_and_says_nothing_more_makes_room_and_who_has_said_something_does_not() {
+    let host = Host::bounded(2, 2, 64 << 20);
+    let device = context();
+    let _silent = [(); 2].map(|()| let_in_and_silent(&device, &host));
+    let connect = || Client::connect(&device, &host, b"echo");
+    // They were let in before this, and are kept for a moment only.
+    std::thread::sleep(Duration::from_millis(100));
+    let mut clients = [(); 2].map(|()| connect().expect("a silent one goes"));
+    clients.iter_mut().for_each(|client| client.echo(b"hello"));
     host.ends(SessionId(1));
-    assert_eq!(host.stop().ended, [(SessionId(1), 0)]);
+    host.ends(SessionId(2));
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(connect().map(drop), Err(Full::Address.to_string()));
+    clients.iter_mut().for_each(|client| client.echo(b"still here"));
 }
 
 #[test]

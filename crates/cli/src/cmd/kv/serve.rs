@@ -71,7 +71,7 @@ pub(super) struct Args {
     /// Let clients in that have the token of this file, too, to look and to change nothing; it is made if it is not there
     #[arg(long, value_name = "FILE")]
     pub(super) reader_token_file: Option<PathBuf>,
-    /// Clients at a time
+    /// Clients of one address at a time; others may be a quarter more
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(super) clients: u16,
     /// Cut a client off that holds others up for so many milliseconds

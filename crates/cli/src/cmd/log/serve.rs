@@ -49,7 +49,7 @@ pub(super) struct Args {
     listen: args::Server,
     #[command(flatten)]
     access: args::AccessOptions,
-    /// Clients at a time
+    /// Clients of one address at a time; others may be a quarter more
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=256))]
     clients: u16,
     /// Where messages are received: in volatile memory, or in the file, which lets clients SEND one-sidedly

@@ -1,0 +1,169 @@
+//! What turns and rounds do, counted: no time, no other thread.
+
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::AtomicBool;
+use std::sync::mpsc;
+
+use mio::Waker;
+use remanence_resp::memory::MemoryStore;
+
+use super::*;
+use crate::connection::COMMAND;
+
+struct Host {
+    worker: Worker<MemoryStore>,
+    events: Events,
+}
+
+struct Client(UnixStream);
+
+impl Host {
+    fn new() -> Self {
+        let options = Options::default();
+        let shared = Arc::new(Shared::new(options.config.clone(), 0));
+        let poll = Poll::new().expect("an epoll");
+        let wakers = Arc::new(vec![Waker::new(poll.registry(), WAKER).expect("a waker")]);
+        let (sender, inbox) = mpsc::channel();
+        let common = Common {
+            options,
+            shared,
+            stopper: Stopper { stop: Arc::new(AtomicBool::new(false)), wakers },
+            mailboxes: vec![Mailbox::new(sender)],
+            alone: RwLock::default(),
+            turn: Mutex::default(),
+            contended: AtomicUsize::new(0),
+        };
+        let worker = Worker::new(0, poll, inbox, MemoryStore::default(), Arc::new(common));
+        Self { worker, events: Events::with_capacity(1024) }
+    }
+
+    fn connect(&mut self) -> Client {
+        let (ours, theirs) = UnixStream::pair().expect("sockets");
+        for stream in [&ours, &theirs] {
+            stream.set_nonblocking(true).expect("a socket");
+        }
+        let stream = Stream::Unix(mio::net::UnixStream::from_std(ours));
+        self.worker.common.mailboxes[0].load.fetch_add(1, Ordering::Relaxed);
+        self.worker.seat(Arrival { stream, address: "client".to_owned(), local: "gateway".to_owned() });
+        Client(theirs)
+    }
+
+    /// One round; how many commands it carried out.
+    fn round(&mut self) -> u64 {
+        let before = self.commands();
+        self.worker.gather(&mut self.events, Duration::ZERO);
+        self.worker.serve();
+        self.worker.write_joint();
+        self.commands() - before
+    }
+
+    fn commands(&self) -> u64 {
+        self.worker.common.shared.stats.commands.get()
+    }
+}
+
+impl Client {
+    /// Sends as much of it as the sockets take.
+    fn feed(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            match self.0.write(bytes) {
+                Ok(count) => bytes = &bytes[count..],
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
+    /// What has come.
+    fn read(&mut self) -> Vec<u8> {
+        let mut bytes = vec![0; 1 << 20];
+        match self.0.read(&mut bytes) {
+            Ok(count) => bytes.truncate(count),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => bytes.clear(),
+            Err(error) => panic!("{error}"),
+        }
+        bytes
+    }
+}
+
+/// More of them than sockets take.
+fn pipeline() -> Vec<u8> {
+    b"*2\r\n$3\r\nGET\r\n$1\r\ng\r\n".repeat(100_000)
+}
+
+#[test]
+fn a_turn_does_its_share_of_bytes_and_commands_and_no_more() {
+    let mut host = Host::new();
+    let mut client = host.connect();
+    client.feed(&pipeline());
+    let (first, most) = (host.round(), (ROUND / COMMAND) as u64);
+    assert!((most / 2..=most).contains(&first), "{first} small commands in a turn");
+    // Large replies are bytes of it, too: not more than one is begun beyond it.
+    let mut reader = host.connect();
+    reader.feed(&[&b"*3\r\n$3\r\nSET\r\n$1\r\nl\r\n$50000\r\n"[..], &[b'x'; 50000], b"\r\n"].concat());
+    while reader.read() != b"+OK\r\n" {
+        host.round();
+    }
+    drop(client);
+    while host.worker.guests[0].is_some() {
+        host.round();
+    }
+    reader.feed(&b"GET l\r\n".repeat(100));
+    let large = host.round();
+    assert!((1..=(ROUND / 50_000 + 1) as u64).contains(&large), "{large} large replies in a turn");
+    // What is received of one large request is as bounded as what is carried out.
+    let mut host = Host::new();
+    let mut feeder = host.connect();
+    feeder.feed(&[&b"*3\r\n$3\r\nSET\r\n$1\r\nl\r\n$5000000\r\n"[..], &[b'x'; 1 << 20]].concat());
+    host.round();
+    let received = host.worker.common.shared.stats.input_bytes.get();
+    assert!((1..=ROUND as u64 / 4).contains(&received), "{received} bytes in a turn");
+}
+
+#[test]
+fn who_wants_little_waits_for_one_round_however_many_want_much() {
+    let mut host = Host::new();
+    let mut good = host.connect();
+    good.feed(b"SET g x\r\n");
+    host.round();
+    assert_eq!(good.read(), b"+OK\r\n");
+    let pipeline = pipeline();
+    let mut many: Vec<_> = (0..100).map(|_| host.connect()).collect();
+    for client in &mut many {
+        client.feed(&pipeline);
+    }
+    // They all have just come: each has a turn, of the least share.
+    let first = host.round();
+    assert!(first <= (many.len() * SHARE / COMMAND) as u64, "{first} commands of all");
+    for _ in 0..3 {
+        good.feed(b"SET g y\r\n");
+        let between = host.round();
+        assert_eq!(good.read(), b"+OK\r\n", "it is answered in the round that it came in");
+        assert!(between <= 1 + (ROUND / COMMAND) as u64, "{between} commands before its reply");
+        assert!(between > 1, "the others go on meanwhile");
+    }
+    // In as many rounds as their turns take, each of them has gone on.
+    for _ in 0..many.len().div_ceil(ROUND / SHARE) {
+        host.round();
+    }
+    let once = first / many.len() as u64;
+    for client in &mut many {
+        let replies = client.read().len() / b"$1\r\ny\r\n".len();
+        assert!(replies as u64 > once, "{replies} commands of one client, {once} of them in its first turn");
+    }
+}
+
+#[test]
+fn a_connection_that_is_over_is_drained_a_share_at_a_time() {
+    let mut host = Host::new();
+    let mut client = host.connect();
+    client.feed(&[&b"QUIT\r\n"[..], &[b'x'; 1 << 20]].concat());
+    let mut rounds = 0;
+    while host.worker.guests[0].is_some() {
+        host.round();
+        rounds += 1;
+        assert!(rounds < 1000, "it is never closed");
+    }
+    assert_eq!(client.read(), b"+OK\r\n", "and its last reply is not lost");
+}
