@@ -65,11 +65,8 @@ pub fn difference(over: &[f64], under: &[f64]) -> Option<Interval> {
 /// many values. A plain percentile interval of six values would be a quarter too narrow.
 fn resampled(lists: &[&[f64]], statistic: impl Fn(&[f64]) -> f64) -> Option<Interval> {
     let least = lists.iter().map(|list| list.len()).min().filter(|least| *least > 0)?;
-    let of = |mut mean: Box<dyn FnMut(&[f64]) -> f64 + '_>| {
-        let means: Vec<f64> = lists.iter().map(|list| mean(list)).collect();
-        statistic(&means)
-    };
-    let value = of(Box::new(|list| list.iter().sum::<f64>() / list.len() as f64));
+    let means: Vec<f64> = lists.iter().map(|list| list.iter().sum::<f64>() / list.len() as f64).collect();
+    let value = statistic(&means);
     if least == 1 {
         return Some(Interval { value, low: f64::NEG_INFINITY, high: f64::INFINITY, n: 1 });
     }
