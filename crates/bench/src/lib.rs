@@ -25,6 +25,7 @@ pub mod quorum;
 mod redis;
 pub mod remotelog;
 pub mod report;
+pub mod role;
 pub mod rpc;
 pub mod samples;
 pub mod stats;

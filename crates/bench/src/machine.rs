@@ -94,36 +94,45 @@ impl State {
     }
 }
 
-/// Cores that this process may use. The standard library counts those of the calling thread, which is one where a bench has
-/// pinned it; so a thread asks that was let go first.
+/// How many cores this process may use.
 #[must_use]
 pub fn cores() -> usize {
-    let count = || {
-        unpin();
-        std::thread::available_parallelism().map_or(1, usize::from)
-    };
-    std::thread::scope(|scope| scope.spawn(count).join()).unwrap_or(1)
+    allowed().len().max(1)
 }
 
-/// Lets the calling thread run on every core that its process may use: the kernel leaves out the others.
-fn unpin() {
-    #[expect(unsafe_code, reason = "sched_setaffinity has no safe wrapper in std")]
-    // SAFETY: as in `pin`; every core that a set can name is named.
-    unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        (0..libc::CPU_SETSIZE as usize).for_each(|core| libc::CPU_SET(core, &mut set));
-        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set);
-    }
+/// The cores that this process may use. Those of the calling thread may be fewer, where a bench has pinned it; so a thread looks
+/// that was let go first. The kernel leaves out those that the process may not use.
+#[must_use]
+pub fn allowed() -> Vec<usize> {
+    let look = || {
+        pin_to(0..libc::CPU_SETSIZE as usize);
+        #[expect(unsafe_code, reason = "sched_getaffinity has no safe wrapper in std")]
+        // SAFETY: as in `pin_to`; the set is filled in, whole.
+        let set = unsafe {
+            let mut set: libc::cpu_set_t = std::mem::zeroed();
+            libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set);
+            set
+        };
+        #[expect(unsafe_code, reason = "CPU_ISSET is a macro of C")]
+        // SAFETY: the number is below the set's capacity.
+        (0..libc::CPU_SETSIZE as usize).filter(|core| unsafe { libc::CPU_ISSET(*core, &set) }).collect()
+    };
+    std::thread::scope(|scope| scope.spawn(look).join()).unwrap_or_default()
 }
 
 /// Pins the calling thread to one core; best effort, as a bench on one core is still a bench.
 pub fn pin(core: usize) {
+    pin_to([core]);
+}
+
+/// Lets the calling thread, and those that it starts, run on these cores only; best effort.
+pub fn pin_to(cores: impl IntoIterator<Item = usize>) {
     #[expect(unsafe_code, reason = "sched_setaffinity has no safe wrapper in std")]
-    // SAFETY: the set is a plain bit mask that lives on this stack, of the size that is passed; `core` is bounded
+    // SAFETY: the set is a plain bit mask that lives on this stack, of the size that is passed; each number is bounded
     // by the set's own capacity in CPU_SET.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
-        libc::CPU_SET(core, &mut set);
+        cores.into_iter().for_each(|core| libc::CPU_SET(core, &mut set));
         libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set);
     }
 }

@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use crate::effort::Effort;
 use crate::machine::{Machine, State};
+use crate::role::{Causes, Ran};
 use crate::samples::Samples;
 use crate::stats::{Estimate, Interval, Judgement};
 
@@ -53,6 +54,9 @@ pub struct Row {
     pub bursts: u64,
     /// How many values they had together.
     pub n: u64,
+    /// What an operation cost its processes, where they are roles.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<Cpu>,
     /// How it came about.
     pub kind: Kind,
 }
@@ -83,9 +87,60 @@ impl Row {
             p999: None,
             bursts: 1,
             n: 1,
+            cpu: None,
             kind,
         }
     }
+}
+
+/// Microseconds of CPU time for each operation, over all bursts.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+pub struct Cpu {
+    /// Of the client's process.
+    pub client: f64,
+    /// Of the server's process: its application, the RNIC's engine, and what it spins.
+    pub server: f64,
+    /// Of the server's application, for the messages that it was sent.
+    pub application: f64,
+}
+
+impl Cpu {
+    /// Of bursts of so many operations each; `None` where these were not counted.
+    pub(crate) fn of(bursts: impl Iterator<Item = Ran<u64>>) -> Option<Self> {
+        let add = |(n, client, server, application): (u64, u64, u64, u64), ran: Ran<u64>| {
+            let application = application + ran.server.application_ns;
+            (n + ran.values, client + ran.client.cpu_us, server + ran.server.cpu_us, application)
+        };
+        let (n, client, server, application) = bursts.fold((0, 0, 0, 0), add);
+        let each = |sum: u64| sum as f64 / n as f64;
+        let (client, server, application) = (each(client), each(server), each(application) / 1e3);
+        (n > 0).then_some(Self { client, server, application })
+    }
+}
+
+/// A burst that stands apart from the others of its series, and what its processes counted meanwhile.
+#[derive(Clone, Debug, Serialize)]
+pub struct Outlier {
+    /// The operation's name.
+    pub op: String,
+    /// Where on the x axis.
+    pub x: u64,
+    /// What was measured.
+    pub series: String,
+    /// The state of the machine meanwhile.
+    pub state: &'static str,
+    /// The number of its block.
+    pub block: u32,
+    /// `p50` or `p99`.
+    pub statistic: &'static str,
+    /// What that was.
+    pub value: f64,
+    /// That, over the median of the bursts in the same state.
+    pub times: f64,
+    /// What the client's process counted.
+    pub client: Causes,
+    /// What the server's process counted.
+    pub server: Causes,
 }
 
 /// A series that was measured twice in each block, under two names: what differs between the two is no difference.
@@ -183,6 +238,9 @@ impl Bar {
     }
 }
 
+/// So many outliers are printed.
+const OUTLIERS: usize = 12;
+
 /// A finished bench.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
@@ -198,6 +256,8 @@ pub struct Report {
     pub bars: Vec<Bar>,
     /// What was measured twice, to see what is no difference.
     pub controls: Vec<Control>,
+    /// Bursts that stand apart, the worst first.
+    pub outliers: Vec<Outlier>,
     /// What was to be measured, and has fewer bursts than a verdict takes.
     pub lacking: Vec<String>,
     /// What could not be measured, and why.
@@ -214,8 +274,8 @@ impl Report {
         bars: Vec<Bar>,
         skipped: Vec<String>,
     ) -> Self {
-        let (controls, lacking) = (Vec::new(), Vec::new());
-        Self { bench, machine: Machine::here(), params, rows, bars, controls, lacking, skipped }
+        let (controls, outliers, lacking) = (Vec::new(), Vec::new(), Vec::new());
+        Self { bench, machine: Machine::here(), params, rows, bars, controls, outliers, lacking, skipped }
     }
 
     /// The report of what was sampled.
@@ -231,7 +291,8 @@ impl Report {
         params["effort"] = effort.word().into();
         params["dropped_bursts"] = samples.dropped.into();
         let (controls, lacking) = (samples.controls(), samples.lacking(effort.least()));
-        Self { controls, lacking, ..Self::of_rows(bench, params, samples.rows(), bars, skipped) }
+        let outliers = samples.outliers();
+        Self { controls, outliers, lacking, ..Self::of_rows(bench, params, samples.rows(), bars, skipped) }
     }
 
     /// What of it failed: the bars that were not measured, and the points that have too few bursts. A figure that lacks one of
@@ -340,6 +401,19 @@ impl Report {
         for Control { op, x, series, ratio } in &self.controls {
             let found = ratio.map_or_else(|| "not measured".to_owned(), |ratio| ratio.to_string());
             let _ = writeln!(out, "A/A: {op} {} {series} beside itself: {found}", bytes(*x));
+        }
+        for Outlier { op, x, series, state, statistic, value, times, client, server, .. } in
+            self.outliers.iter().take(OUTLIERS)
+        {
+            let (x, value, times) = (bytes(*x), figure(*value), figure(*times));
+            let _ = writeln!(
+                out,
+                "outlier: {op} {x} {series} ({state}): {statistic} {value}, {times} x the others'; the client: {client}; the \
+                 server: {server}"
+            );
+        }
+        if let more @ 1.. = self.outliers.len().saturating_sub(OUTLIERS) {
+            let _ = writeln!(out, "and {more} outliers more: the JSON has them");
         }
         for line in &self.lacking {
             let _ = writeln!(out, "too few bursts: {line}");

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::effort::Effort;
 use crate::machine::State;
-use crate::report::{Control, Kind, Row};
+use crate::report::{Control, Cpu, Kind, Outlier, Row};
+use crate::role::Ran;
 use crate::stats::{self, Burst, Estimate, Interval, LEAST, Statistic};
 
 /// What one series measured at one point.
@@ -60,6 +61,33 @@ impl Metric {
     }
 }
 
+/// What a burst measured, and what its processes counted meanwhile, if they are roles.
+pub struct Measured {
+    values: Vec<f64>,
+    ran: Option<Ran<u64>>,
+}
+
+impl From<Vec<f64>> for Measured {
+    fn from(values: Vec<f64>) -> Self {
+        Self { values, ran: None }
+    }
+}
+
+impl From<Ran<Vec<f64>>> for Measured {
+    /// Of which each value is an operation.
+    fn from(ran: Ran<Vec<f64>>) -> Self {
+        let operations = ran.values.len() as u64;
+        (ran, operations).into()
+    }
+}
+
+impl From<(Ran<Vec<f64>>, u64)> for Measured {
+    /// With how many operations it was; 0 where that is not known.
+    fn from((Ran { values, client, server }, operations): (Ran<Vec<f64>>, u64)) -> Self {
+        Self { values, ran: Some(Ran { values: operations, client, server }) }
+    }
+}
+
 /// All bursts of a bench.
 #[derive(Default)]
 pub struct Samples {
@@ -99,11 +127,18 @@ impl Samples {
 
     /// Adds one burst's values, in the metric's unit, unless the state changed while it ran.
     pub fn add(&mut self, key: &Key, before: State, after: State, values: impl IntoIterator<Item = f64>) {
+        self.add_measured(key, before, after, values.into_iter().collect::<Vec<f64>>());
+    }
+
+    /// The same of what processes ran.
+    pub fn add_measured(&mut self, key: &Key, before: State, after: State, measured: impl Into<Measured>) {
         if before != after {
             self.dropped += 1;
             return;
         }
-        if let Some(burst) = Burst::of(self.block, before, values) {
+        let Measured { values, ran } = measured.into();
+        if let Some(mut burst) = Burst::of(self.block, before, values) {
+            burst.ran = ran;
             self.kept.entry(key.clone()).or_default().push(burst);
         }
     }
@@ -113,11 +148,11 @@ impl Samples {
     ///
     /// # Errors
     /// What the burst said.
-    pub(crate) fn burst(
+    pub(crate) fn burst<M: Into<Measured>>(
         &mut self,
         effort: Effort,
         key: &Key,
-        mut run: impl FnMut() -> Result<Vec<f64>, String>,
+        mut run: impl FnMut() -> Result<M, String>,
     ) -> Result<(), String> {
         let again = self.controls.iter().find(|(first, _)| first == key).map(|(_, again)| again.clone());
         let mut names = vec![key.clone()];
@@ -130,18 +165,18 @@ impl Samples {
         names.iter().try_for_each(|name| self.one(effort, name, &mut run))
     }
 
-    fn one(
+    fn one<M: Into<Measured>>(
         &mut self,
         effort: Effort,
         key: &Key,
-        run: &mut impl FnMut() -> Result<Vec<f64>, String>,
+        run: &mut impl FnMut() -> Result<M, String>,
     ) -> Result<(), String> {
         const TRIES: u32 = 4;
         let mut before = effort.probe();
         for _ in 0..TRIES {
-            let values = run()?;
+            let measured = run()?;
             let after = effort.probe();
-            self.add(key, before, after, values);
+            self.add_measured(key, before, after, measured);
             if after == before {
                 break;
             }
@@ -292,9 +327,47 @@ impl Samples {
             p99,
             p999: centre(Statistic::P999).map(|p999| p999.value),
             bursts: p50.n as u64,
+            cpu: Cpu::of(bursts.clone().filter_map(|burst| burst.ran)),
             n: bursts.map(|burst| burst.n).sum(),
             kind: Kind::Live,
         })
+    }
+
+    /// The bursts of processes that stand apart, the worst first: whose median is more than 1.5 times as much or as little as that of the bursts of
+    /// their series in the same state of the machine, or whose 99th percentile is more than 3 times as much.
+    #[must_use]
+    pub fn outliers(&self) -> Vec<Outlier> {
+        let mut all = Vec::new();
+        for (key, bursts) in &self.kept {
+            for (statistic, name, limit) in [(Statistic::P50, "p50", 1.5), (Statistic::P99, "p99", 3.0)] {
+                for burst in bursts.iter().filter(|burst| burst.ran.is_some()) {
+                    let alike = bursts.iter().filter(|other| other.state == burst.state);
+                    let mut others: Vec<f64> = alike.filter_map(|other| other.get(statistic)).collect();
+                    others.sort_unstable_by(f64::total_cmp);
+                    let (Some(value), Some(ran)) = (burst.get(statistic), burst.ran) else { continue };
+                    let times = value / others[others.len() / 2];
+                    let apart = if statistic == Statistic::P50 { times.max(1.0 / times) } else { times };
+                    // Of two nobody knows which one is the odd one.
+                    if others.len() > 2 && apart > limit {
+                        all.push(Outlier {
+                            op: key.op.clone(),
+                            x: key.x,
+                            series: key.series.clone(),
+                            state: burst.state.word(),
+                            block: burst.block,
+                            statistic: name,
+                            value,
+                            times,
+                            client: ran.client,
+                            server: ran.server,
+                        });
+                    }
+                }
+            }
+        }
+        let apart = |outlier: &Outlier| outlier.times.max(1.0 / outlier.times);
+        all.sort_by(|a, b| apart(b).total_cmp(&apart(a)));
+        all
     }
 
     /// What was to be measured, and has fewer bursts than `least` in all states together: one line each.
@@ -325,6 +398,7 @@ fn by_block(bursts: &[&Burst], statistic: Statistic) -> BTreeMap<u32, f64> {
 mod tests {
     use super::*;
     use crate::report::Sense;
+    use crate::role::Causes;
     use crate::stats::Judgement;
 
     fn key(series: &str) -> Key {
@@ -419,6 +493,27 @@ mod tests {
             samples.bare_ratio(Statistic::P50, &key("b"), &key("a")).unwrap().judge(Sense::AtMost, 1.0),
             Judgement::Missed
         );
+    }
+
+    #[test]
+    fn a_burst_that_stands_apart_is_told_with_its_causes() {
+        let mut samples = Samples::default();
+        let client = Causes { cpu_us: 40, ..Causes::default() };
+        for (block, value) in [2.0, 2.2, 2.0, 9.0, 2.1].into_iter().enumerate() {
+            samples.block(block as u64);
+            let server = Causes { timeouts: u64::from(value > 5.0), ..Causes::default() };
+            let ran = Ran { values: vec![value; 20], client, server };
+            samples.add_measured(&key("a"), State::Near, State::Near, ran);
+            samples.add(&key("b"), State::Near, State::Near, [value; 20]);
+        }
+        // Of another state, it is not apart.
+        let ran = Ran { values: vec![9.0; 20], client, server: client };
+        samples.add_measured(&key("a"), State::Far, State::Far, ran);
+        let found = samples.outliers();
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert_eq!((found[0].block, &found[0].series[..], found[0].server.timeouts), (3, "a", 1));
+        let cpu = samples.rows().iter().map(|row| row.cpu.map(|cpu| cpu.client)).collect::<Vec<_>>();
+        assert_eq!(cpu, [Some(2.0), Some(2.0), None]);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! Rust API.
 //!
 //! perftest's client and server have a core each. What perftest starts anew for every figure, the bare sockets and the
-//! two APIs keep open: agents of the transport bench, which take turns with it.
+//! two APIs keep open: processes of the transport bench, which take turns with it.
 
 use std::io::Read;
 use std::path::PathBuf;
@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use crate::effort::Effort;
 use crate::perftest::{Op, Run};
 use crate::report::{Bar, Report, Sense};
+use crate::role::{self, Lost};
 use crate::samples::{Key, Metric, Samples};
 use crate::transport::plan::Path;
 use crate::transport::protocol::Test;
@@ -22,7 +23,7 @@ use crate::transport::session::Session;
 pub struct Options {
     /// How much is measured; half a minute of it if quick.
     pub effort: Effort,
-    /// The program that is started with the argument `bench-agent`.
+    /// The program that is started with the arguments `bench-agent ROLE`.
     pub program: PathBuf,
     /// Where our libraries are.
     pub libraries: PathBuf,
@@ -47,9 +48,10 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
         (6, 10, &[64, 4 << 10, 64 << 10, 1 << 20]),
         (7, 40, &[64, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20]),
     );
-    let mut bench = Bench { options, samples: Samples::default(), skipped: Vec::new() };
-    let mut bare = bench.open(Path::BareUdpLo);
-    let mut apis = APIS.map(|path| bench.open(path));
+    let mut bench = Bench { options, samples: Samples::default(), lost: Lost::default() };
+    let open = |path| (path, Session::new(&options.program, path, Some(&options.libraries)));
+    let mut bare = open(Path::BareUdpLo);
+    let mut apis = APIS.map(open);
     let runs: Vec<Run> = Op::ALL
         .into_iter()
         .flat_map(|op| {
@@ -93,18 +95,19 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
             }
         }
     }
+    let skipped = bench.lost.lines();
     if bench.samples.rows().is_empty() {
-        return Err(format!("nothing could be measured: {}", bench.skipped.join("; ")));
+        return Err(format!("nothing could be measured: {}", skipped.join("; ")));
     }
     let params = serde_json::json!({
-        "rounds": round, "ms": ms,
+        "rounds": round, "ms": ms, "pinned": role::pinned(),
         "path": "UDP over loopback, path MTU 4096, client and server on a core each",
         "latency": "perftest's and bare: half a round trip for write and send, a whole one for read; \
                     by post and poll: from posting to the completion, both sides polling",
         "throughput": "bare: datagrams of 4112 bytes, 15 to a send, in a window",
     });
     let bars = bars(&bench.samples);
-    Ok(Report::new("verbs", options.effort, params, &bench.samples, bars, bench.skipped))
+    Ok(Report::new("verbs", options.effort, params, &bench.samples, bars, skipped))
 }
 
 fn api_key(op: Op, path: Path) -> Key {
@@ -131,45 +134,54 @@ fn count(metric: Metric, size: u64) -> u64 {
     }
 }
 
+/// A path, and the way to it.
+type Open = (Path, Result<Session, String>);
+
 struct Bench<'a> {
     options: &'a Options,
     samples: Samples,
-    skipped: Vec<String>,
+    lost: Lost,
 }
 
 impl Bench<'_> {
-    fn open(&mut self, path: Path) -> Option<Session> {
-        let session = Session::open(&self.options.program, path, Some(&self.options.libraries));
-        session.map_err(|why| self.skip(format!("{}: {why}", path.series()))).ok()
+    /// One run of a pair of processes; each of its values, in nanoseconds, goes to every key, times the key's factor.
+    fn agent(&mut self, session: &mut Open, test: Test, size: u64, ms: u64, keys: &[(Key, f64)]) {
+        self.burst(session, test, size, ms, |values| {
+            let all = |(key, factor): &(Key, f64)| {
+                (key.clone(), values.iter().map(|nanos| *nanos as f64 * factor).collect())
+            };
+            keys.iter().map(all).collect()
+        });
     }
 
-    /// Once for each reason.
-    fn skip(&mut self, why: String) {
-        if !self.skipped.contains(&why) {
-            self.skipped.push(why);
-        }
-    }
-
-    /// One run of a pair of agents; each of its values, in nanoseconds, goes to every key, times the key's factor.
-    fn agent(&mut self, session: &mut Option<Session>, test: Test, size: u64, ms: u64, keys: &[(Key, f64)]) {
-        let Some(open) = session else { return };
+    /// One run of a pair of processes, whose values are made samples of several keys.
+    fn burst(
+        &mut self,
+        session: &mut Open,
+        test: Test,
+        size: u64,
+        ms: u64,
+        samples: impl FnOnce(&[u64]) -> Vec<(Key, Vec<f64>)>,
+    ) {
         let before = self.options.effort.probe();
-        match open.sample(test, size, ms) {
-            Ok(values) => {
+        match session.1.as_mut().map_err(|why| why.clone()).and_then(|open| open.sample(test, size, ms)) {
+            Ok(ran) => {
                 let after = self.options.effort.probe();
-                for (key, factor) in keys {
-                    self.samples.add(key, before, after, values.iter().map(|nanos| *nanos as f64 * factor));
+                let operations = if test.is_burst() { 0 } else { ran.values.len() as u64 };
+                for (key, values) in samples(&ran.values) {
+                    let ran = ran.clone().map(|_| values);
+                    self.samples.add_measured(&key, before, after, (ran, operations));
                 }
             }
             Err(why) => {
-                self.skip(format!("{test:?}: {why}"));
-                *session = None;
+                self.lost
+                    .add(format!("{} {} {}", session.0.series(), test.op(), crate::report::bytes(size)), why);
             }
         }
     }
 
     /// Bare sockets under each operation's name, so that they stand beside it.
-    fn bare(&mut self, session: &mut Option<Session>, size: u64, ms: u64) {
+    fn bare(&mut self, session: &mut Open, size: u64, ms: u64) {
         let key = |op: Op, metric| Key { op: op.word().to_owned(), x: size, series: BARE.to_owned(), metric };
         if size <= BARE_MAX {
             let whole = |op| if op == Op::Read { 1e-3 } else { 0.5e-3 };
@@ -178,22 +190,11 @@ impl Bench<'_> {
         }
         // Its datagrams are of one size, that of a full packet.
         if size >= 4 << 10 {
-            let Some(open) = session else { return };
-            let before = self.options.effort.probe();
-            match open.sample(Test::Stream, size, ms) {
-                Ok(pair) => {
-                    let after = self.options.effort.probe();
-                    let [operations, nanos] = pair[..] else { return };
-                    let rate = (operations * size) as f64 / nanos.max(1) as f64;
-                    for op in Op::ALL {
-                        self.samples.add(&key(op, Metric::Throughput), before, after, [rate]);
-                    }
-                }
-                Err(why) => {
-                    self.skip(format!("bare stream: {why}"));
-                    *session = None;
-                }
-            }
+            self.burst(session, Test::Stream, size, ms, |pair| {
+                let [operations, nanos] = pair[..] else { return Vec::new() };
+                let rate = (operations * size) as f64 / nanos.max(1) as f64;
+                Op::ALL.map(|op| (key(op, Metric::Throughput), vec![rate])).into()
+            });
         }
     }
 
@@ -201,7 +202,7 @@ impl Bench<'_> {
         let before = self.options.effort.probe();
         match pair(self.options, run) {
             Ok(values) => self.samples.add(&run.key(SERIES), before, self.options.effort.probe(), values),
-            Err(why) => self.skip(why),
+            Err(why) => self.lost.add(run.words(SERIES), why),
         }
     }
 }

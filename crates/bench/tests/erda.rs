@@ -1,7 +1,7 @@
 //! The whole of `rem bench erda`, as small as it gets: every part runs, with real server processes, and every figure has its
 //! rows. No time is looked at.
 //!
-//! This program has no test harness: started with the arguments `bench-agent erda` it is one of the bench's own servers.
+//! This program has no test harness: started with the arguments `bench-agent ROLE` it is one of the bench's own processes.
 
 use std::collections::BTreeSet;
 use std::process::ExitCode;
@@ -9,11 +9,14 @@ use std::process::ExitCode;
 use remanence_bench::effort::Effort;
 use remanence_bench::erda::{self, Carrier, Options, Part, figure};
 use remanence_bench::report::Report;
+use remanence_bench::role;
 use serde_json::Value;
 
 fn main() -> ExitCode {
     match std::env::args().nth(1).as_deref() {
-        Some("bench-agent") => return erda::agent::main(),
+        Some("bench-agent") => {
+            return role::main(&std::env::args().nth(2).expect("a role")).expect("there is such a role");
+        }
         // The bench looks whether there is a gateway. Here is none.
         Some("kv") => return ExitCode::FAILURE,
         _ => {}
@@ -60,7 +63,7 @@ fn has(report: &Report, op: &str, series: &str, metric: &str) -> bool {
 
 /// Every series of every figure was measured, but where a burst was dropped as the cores changed their state.
 fn whole(report: &Report) {
-    let dropped = report.params["dropped"].as_u64().expect("it is counted");
+    let dropped = report.params["dropped_bursts"].as_u64().expect("it is counted");
     let mut missing = BTreeSet::new();
     let mut want = |op: &str, series: &str, metric: &str| {
         if !has(report, op, series, metric) {

@@ -4,16 +4,14 @@
 //! of the CPU and of memory costs them.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use remanence_ycsb::measure::Measurements;
 use remanence_ycsb::workload::Mix;
 
 use crate::effort::Effort;
 
-use super::load::{self, Load};
-use super::{Bench, Native, Series, VALUE, connecting, load_of, sound, title};
+use super::client::{Asked, Burst, Found};
+use super::{Bench, Series, VALUE, title};
 use crate::machine::State;
 use crate::report::{Kind, Row};
 use crate::samples::{Key, Metric};
@@ -49,20 +47,24 @@ const fn extent(effort: Effort) -> (u64, Duration, u64) {
     }
 }
 
+/// The slices that lie within the time of the run as a whole.
+fn whole(found: &Found, asked: Asked) -> impl Iterator<Item = (u64, [u64; 3])> {
+    let whole = (asked.time.as_nanos() / asked.slice.as_nanos()) as u64;
+    found.timeline.iter().copied().filter(move |(number, _)| *number < whole)
+}
+
 impl Bench<'_> {
     pub(super) fn cleaning(&mut self) -> BTreeMap<Mix, Cleaned> {
         let mut cleaned = BTreeMap::new();
         for mix in Mix::PAPER_002 {
-            self.step(&format!("{} during log cleaning", title(mix)));
-            if self.is_late() {
+            let cell = format!("{} during log cleaning", title(mix));
+            self.step(&cell);
+            if self.is_late(&cell) {
                 continue;
             }
             match self.cleaned(mix) {
                 Ok(found) => drop(cleaned.insert(mix, found)),
-                Err(why) => {
-                    self.servers.remove(&Series::Erda);
-                    self.skip(format!("{} during log cleaning: {why}", title(mix)));
-                }
+                Err(why) => self.lost.add(cell, why),
             }
         }
         cleaned
@@ -70,61 +72,41 @@ impl Bench<'_> {
 
     fn cleaned(&mut self, mix: Mix) -> Result<Cleaned, String> {
         let (records, time, slice) = extent(self.options.effort);
-        let (addr, mut handles) = self.open(Series::Erda, VALUE, false, 1, records)?;
+        self.open(Series::Erda, VALUE, false, 1, records)?;
         // What shall be cleaned away.
-        let stale = load_of(Mix::Update, VALUE, records, time / 4);
-        load::run(&stale, &mut handles, &AtomicBool::new(false))?;
-        self.quiet(Series::Erda, &mut handles, true)?;
-        let load = Load { slice: slice * 1_000_000, ..load_of(mix, VALUE, records, time) };
-        let mut cleaner = Native::connect(&self.device, addr, &connecting(0))?;
-        let stop = AtomicBool::new(false);
-        let (measured, intervals) = std::thread::scope(|scope| {
-            let cleaning = scope.spawn(|| clean(&mut cleaner, time, &stop));
-            let measured = load::run(&load, &mut handles, &AtomicBool::new(false));
-            stop.store(true, Ordering::Relaxed);
-            let intervals = cleaning.join().unwrap_or_else(|_| Err("the cleaner panicked".into()));
-            (measured, intervals)
-        });
-        let (measured, intervals) = (measured?, intervals?);
-        sound(&load, &measured)?;
-        drop(cleaner);
-        drop(handles);
-        self.servers.get_mut(&Series::Erda).ok_or("the server is gone")?.close()?;
-        self.timeline(mix, &measured, time);
+        self.load(Series::Erda, Burst::Load(Asked::new(Mix::Update, VALUE, records, time / 4)))?;
+        self.quiet(Series::Erda, true)?;
+        let asked = Asked { slice: Duration::from_millis(slice), ..Asked::new(mix, VALUE, records, time) };
+        let found = self.load(Series::Erda, Burst::Cleaned(asked))?.values;
+        self.pair(Series::Erda).close()?;
+        self.timeline(mix, &found, asked);
         let ms = |at: u64| at as f64 / 1e6;
-        let shown = intervals.iter().map(|(from, to)| [ms(*from), ms(*to)]).collect();
+        let shown = found.cleaned.iter().map(|(from, to)| [ms(*from), ms(*to)]).collect();
         self.intervals.insert(over_time(mix), shown);
-        Ok(self.split(mix, &measured, &intervals, time))
+        Ok(self.split(mix, &found, asked))
     }
 
-    fn timeline(&mut self, mix: Mix, measured: &Measurements, time: Duration) {
-        let slice = measured.timeline.slice;
-        let whole = time.as_nanos() as u64 / slice;
-        for (number, window) in measured.timeline.windows.range(..whole) {
+    fn timeline(&mut self, mix: Mix, found: &Found, asked: Asked) {
+        let slice = asked.slice.as_nanos() as u64;
+        for (number, [operations, sum, longest]) in whole(found, asked) {
             let mut row = |metric, unit, value: f64, worst: f64| {
                 let x = number * slice / 1_000_000;
                 let row = Row::single(over_time(mix), x, "Erda", (metric, unit), value, Kind::Live);
-                self.rows.push(Row { p99: Some(worst), n: window.operations, ..row });
+                self.rows.push(Row { p99: Some(worst), n: operations, ..row });
             };
-            let mean = window.latency_sum as f64 / window.operations.max(1) as f64 / 1e3;
-            row("latency", "us", mean, window.latency_max as f64 / 1e3);
-            let rate = window.operations as f64 * 1e3 / slice as f64;
+            let mean = sum as f64 / operations.max(1) as f64 / 1e3;
+            row("latency", "us", mean, longest as f64 / 1e3);
+            let rate = operations as f64 * 1e3 / slice as f64;
             row("rate", "Mop/s", rate, rate);
         }
     }
 
     /// What was before the first cleaning, and what was while one went on.
-    fn split(
-        &mut self,
-        mix: Mix,
-        measured: &Measurements,
-        intervals: &[(u64, u64)],
-        time: Duration,
-    ) -> Cleaned {
-        let slice = measured.timeline.slice;
+    fn split(&mut self, mix: Mix, found: &Found, asked: Asked) -> Cleaned {
+        let (slice, intervals) = (asked.slice.as_nanos() as u64, &found.cleaned);
         let begin = intervals.first().map_or(u64::MAX, |(from, _)| *from);
         let mut sums = [(0_u64, 0_u64, 0_u64); 2];
-        for (number, window) in measured.timeline.windows.range(..time.as_nanos() as u64 / slice) {
+        for (number, [operations, latencies, _]) in whole(found, asked) {
             let (from, to) = (number * slice, (number + 1) * slice);
             let covered: u64 = intervals.iter().map(|(a, b)| to.min(*b).saturating_sub(from.max(*a))).sum();
             let during = match (to <= begin, covered * 2 >= slice) {
@@ -133,13 +115,13 @@ impl Bench<'_> {
                 _ => continue,
             };
             let sum = &mut sums[usize::from(during)];
-            sum.0 += window.operations;
-            sum.1 += window.latency_sum;
+            sum.0 += operations;
+            sum.1 += latencies;
             sum.2 += slice;
-            if window.operations > 0 {
-                let mean = window.latency_sum as f64 / window.operations as f64 / 1e3;
+            if operations > 0 {
+                let mean = latencies as f64 / operations as f64 / 1e3;
                 // Each stretch of time is a block of its own.
-                self.samples.block(*number);
+                self.samples.block(number);
                 self.samples.add(&key(mix, during), State::Any, State::Any, [mean]);
             }
         }
@@ -151,40 +133,4 @@ impl Bench<'_> {
             cleaning_ms: intervals.iter().map(|(from, to)| to - from).sum::<u64>() as f64 / 1e6,
         }
     }
-}
-
-/// Has all logs cleaned, again and again in the middle half of the time; returns when something was being cleaned, in
-/// nanoseconds since the begin.
-fn clean(cleaner: &mut Native, time: Duration, stop: &AtomicBool) -> Result<Vec<(u64, u64)>, String> {
-    let begin = Instant::now();
-    let words = |e: remanence_kv_live::Error| e.to_string();
-    let mut intervals: Vec<(u64, u64)> = Vec::new();
-    let mut since = None;
-    while !stop.load(Ordering::Relaxed) {
-        let now = begin.elapsed();
-        if now < time / 4 {
-            std::thread::sleep((time / 4 - now).min(Duration::from_millis(2)));
-            continue;
-        }
-        let stats = cleaner.store().stats().map_err(words)?;
-        let now = begin.elapsed();
-        let cleaning = stats.usage.cleaning || stats.to_clean > 0;
-        match (cleaning, since) {
-            (true, None) => since = Some(now),
-            (false, Some(from)) => {
-                intervals.push((from.as_nanos() as u64, now.as_nanos() as u64));
-                since = None;
-            }
-            _ => {}
-        }
-        if !cleaning && now < time * 3 / 4 {
-            let asked = begin.elapsed();
-            cleaner.store().compact().map_err(words)?;
-            since.get_or_insert(asked);
-        }
-        // It costs the server a message.
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    intervals.extend(since.map(|from| (from.as_nanos() as u64, begin.elapsed().as_nanos() as u64)));
-    Ok(intervals)
 }

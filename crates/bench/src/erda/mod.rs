@@ -1,53 +1,50 @@
 //! `rem bench erda`: figures 14 to 26 and Table 1 of paper 002, and the stores that a user would pick instead.
 //!
-//! Erda, Redo Logging and Read After Write run live behind one transport, each server in a process of its own, so that its
-//! CPU time is known; the clients are threads of this process. Their memory is a file in `/dev/shm` that is *declared* to be
+//! Erda, Redo Logging and Read After Write run live behind one transport, each server in a process of its own and its clients in
+//! another, so that the CPU time of each is known. Their memory is a file in `/dev/shm` that is *declared* to be
 //! persistent memory behind an ADR platform with DDIO off: every step of a scheme is carried out, and a power loss would take
 //! all of it. The paper adds 150 ns to each write to emulate NVM; here all schemes write back the same cache lines of the same
 //! memory, and nothing is added for anybody.
 //!
 //! Beside peers ([`peerside`]) nothing is declared: our store is what it is on the medium that Redis has too.
 
-pub mod agent;
 mod baseline;
 mod cleaning;
+pub(crate) mod client;
 pub mod figure;
 pub mod load;
 mod peerside;
-mod protocol;
-mod server;
+pub(crate) mod server;
 mod stores;
 mod table1;
 pub(crate) mod tcp;
 mod verdicts;
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::process::Command;
-use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
-use remanence_erda_paper::baseline::Scheme;
 use remanence_persist::plan::Costs;
 use remanence_remote::CostSource;
-use remanence_verbs::Context;
 use remanence_ycsb::measure::Measurements;
 use remanence_ycsb::workload::{Mix, PAPER_002_THREADS, PAPER_002_VALUE_SIZES, Workload};
+
+use serde::{Deserialize, Serialize};
 
 pub use remanence_kv_live::ConnectOptions;
 pub use remanence_ycsb as ycsb;
 
-pub use self::protocol::Carrier;
+pub use self::server::Carrier;
 pub use self::stores::{Native, Target, others};
 
-use self::load::{Handle, Load, Until};
-use self::protocol::{Cost, Open, Served};
-use self::server::Server;
+use self::client::{Asked, Burst, Clients, Found};
+use self::load::{Load, Until};
+use self::server::{Served, Server, Spec};
 use crate::claims::Claim;
 use crate::effort::Effort;
 use crate::machine::State;
 use crate::report::{Report, Row};
+use crate::role::{self, Causes, Lost, Pair, Place, Ran};
 use crate::samples::{Key, Metric, Samples};
 
 /// Bytes of a value where the paper sweeps something else, and says so for its figure 26 only.
@@ -120,7 +117,7 @@ impl Effort {
 pub struct Options {
     /// How much is measured.
     pub effort: Effort,
-    /// The program that is started with the arguments `bench-agent erda` for each server.
+    /// The program that is started with the arguments `bench-agent ROLE` for each process.
     pub program: PathBuf,
     /// What carries packets in the paper's figures; beside peers both are measured.
     pub carrier: Carrier,
@@ -131,7 +128,7 @@ pub struct Options {
 }
 
 /// What is compared.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub(crate) enum Series {
     /// Erda as in the paper: a GET is two READs, and a PUT a request by WRITE with immediate, the address back, and a WRITE.
     TwoReads,
@@ -211,11 +208,10 @@ fn key(figure: Figure, mix: Mix, series: Series, busy: bool, x: usize) -> Key {
         Figure::Messages => ("application", Metric::Messages),
         Figure::Threads => ("by threads", Metric::Rate),
     };
-    let state = if busy { "busy" } else { "idle" };
     Key {
         op: format!("{} {what}", title(mix)),
         x: x as u64,
-        series: format!("{}/{state}", series.name()),
+        series: format!("{}/{}", series.name(), state(busy)),
         metric,
     }
 }
@@ -223,14 +219,17 @@ fn key(figure: Figure, mix: Mix, series: Series, busy: bool, x: usize) -> Key {
 /// What is measured twice in each block: a scheme, and the bytes of a value.
 const CONTROL: (Series, usize) = (Series::Redo, VALUE);
 
+const fn state(busy: bool) -> &'static str {
+    if busy { "busy" } else { "idle" }
+}
+
 /// A bench under way.
 struct Bench<'a> {
     options: &'a Options,
     samples: Samples,
     rows: Vec<Row>,
-    skipped: Vec<String>,
-    servers: BTreeMap<Series, Server>,
-    device: Context,
+    lost: Lost,
+    pairs: BTreeMap<Series, Pair<Server, Clients>>,
     table1: Vec<table1::Cell>,
     /// When logs were being cleaned in figure 26: milliseconds, by operation.
     intervals: BTreeMap<String, Vec<[f64; 2]>>,
@@ -265,9 +264,8 @@ pub fn run(
         options,
         samples: Samples::default(),
         rows: Vec::new(),
-        skipped: Vec::new(),
-        servers: BTreeMap::new(),
-        device: agent::device(options.carrier)?,
+        lost: Lost::default(),
+        pairs: BTreeMap::new(),
         table1: Vec::new(),
         intervals: BTreeMap::new(),
         state: State::probe(),
@@ -293,9 +291,10 @@ pub fn run(
             Part::Peers => peerside::run(&mut bench),
         }
     }
-    bench.servers.clear();
+    bench.pairs.clear();
+    let skipped = bench.lost.lines();
     if bench.samples.rows().is_empty() && bench.rows.is_empty() {
-        return Err(format!("nothing could be measured: {}", bench.skipped.join("; ")));
+        return Err(format!("nothing could be measured: {}", skipped.join("; ")));
     }
     let bars = verdicts::bars(&bench, &parts);
     let claims = verdicts::claims(&bench, &cleaned);
@@ -314,13 +313,14 @@ pub fn run(
         "parts": parts.iter().map(|part| part.name()).collect::<Vec<_>>(),
         "x": axes,
         "cleaning": bench.intervals,
+        "pinned": role::pinned(),
         "memory": "the paper's figures: a file in /dev/shm that is declared ADR with DDIO off; every step is carried out, and \
                    nothing makes the domain true. No latency of NVM is added for anybody",
         "cpu": "application: CPU time of the serving thread from a message's arrival to the end of what it makes it do, waiting \
                 not counted. server process: all its threads, with the RNIC's engine in software, and their waiting",
         "claims": serde_json::to_value(&claims).unwrap_or_default(),
     });
-    let mut report = Report::new("erda", effort, params, &bench.samples, bars, bench.skipped);
+    let mut report = Report::new("erda", effort, params, &bench.samples, bars, skipped);
     report.rows.append(&mut bench.rows);
     Ok((report, claims))
 }
@@ -331,30 +331,30 @@ impl Bench<'_> {
         self.steps.0 += 1;
     }
 
-    /// Once for each reason.
-    fn skip(&mut self, why: String) {
-        if !self.skipped.contains(&why) {
-            self.skipped.push(why);
-        }
-    }
-
-    /// Whether a quick run has taken as long as it may.
-    fn is_late(&mut self) -> bool {
+    /// Whether a quick run has taken as long as it may; then it lacks the cell.
+    fn is_late(&mut self, cell: &str) -> bool {
         let late = self.options.effort == Effort::Quick && self.begin.elapsed() > QUICK;
         if late {
             let limit = QUICK.as_secs();
-            self.skip(format!(
-                "what was left after {limit} s: run it without --quick, or on a machine that does less"
-            ));
+            let why = format!("{limit} s were over: run it without --quick, or on a machine that does less");
+            self.lost.add(cell, why);
         }
         late
     }
 
-    /// A command that becomes a server process.
-    fn agent(&self) -> Command {
-        let mut command = Command::new(&self.options.program);
-        command.args(["bench-agent", "erda"]);
-        command
+    /// Where its processes are.
+    fn place(&self) -> Place {
+        Place::here(&self.options.program)
+    }
+
+    /// The processes of a series; they are started when it is opened first.
+    fn pair(&mut self, series: Series) -> &mut Pair<Server, Clients> {
+        let place = self.place();
+        self.pairs.entry(series).or_insert_with(|| Pair::new(place))
+    }
+
+    fn load(&mut self, series: Series, burst: Burst) -> Result<Ran<Found>, String> {
+        self.pair(series).burst(None, &burst)
     }
 
     /// A file of a store that is in memory.
@@ -363,7 +363,7 @@ impl Bench<'_> {
         PathBuf::from("/dev/shm").join(format!("rem-bench-erda-{}-{}", std::process::id(), self.stores))
     }
 
-    /// Opens a series' store for values of a size, and fills it. The server process is started when it is needed first.
+    /// Opens a series' store for values of a size, and fills it.
     fn open(
         &mut self,
         series: Series,
@@ -371,8 +371,8 @@ impl Bench<'_> {
         busy: bool,
         threads: usize,
         records: u64,
-    ) -> Result<(SocketAddr, Vec<Handle>), String> {
-        let open = Open {
+    ) -> Result<(), String> {
+        let server = Spec {
             served: series.served(),
             carrier: self.options.carrier,
             file: self.memory(),
@@ -384,32 +384,23 @@ impl Bench<'_> {
             size: 64 << 20,
             busy_us: if busy { WORK_US } else { 0 },
         };
-        let agent = self.agent();
-        let server = match self.servers.entry(series) {
-            std::collections::btree_map::Entry::Occupied(entry) => entry.into_mut(),
-            std::collections::btree_map::Entry::Vacant(entry) => entry.insert(Server::start(agent)?),
-        };
-        let (addr, _) = server.open(&open)?;
-        let mut handles =
-            (0..threads).map(|_| connect(&self.device, series, addr)).collect::<Result<Vec<_>, _>>()?;
-        let load = load_of(Mix::C, value, records, Duration::ZERO);
-        load::fill(&load, &mut handles[..1], &AtomicU64::new(0))?;
-        self.quiet(series, &mut handles, true)?;
-        Ok((addr, handles))
+        let clients = client::Spec { series, carrier: self.options.carrier, threads };
+        self.pair(series).open(&server, &clients)?;
+        self.load(series, Burst::Fill { value, records })?;
+        self.quiet(series, true).map(drop)
     }
 
     /// Waits until a server has nothing left to do; clients say first what they have put off, if they have written.
-    fn quiet(&mut self, series: Series, handles: &mut [Handle], written: bool) -> Result<Cost, String> {
+    fn quiet(&mut self, series: Series, written: bool) -> Result<Causes, String> {
         if written {
-            handles.iter_mut().try_for_each(|handle| handle.rest())?;
+            self.load(series, Burst::Rest)?;
         }
-        let server = self.servers.get_mut(&series).ok_or("the server is not open")?;
         let begin = Instant::now();
-        let mut last = server.cost()?;
+        let mut last = self.pair(series).server_cost()?;
         loop {
             std::thread::sleep(Duration::from_millis(4));
-            let now = server.cost()?;
-            if (now.messages, now.application_us) == (last.messages, last.application_us)
+            let now = self.pair(series).server_cost()?;
+            if (now.messages, now.application_ns) == (last.messages, last.application_ns)
                 || begin.elapsed() > Duration::from_secs(2)
             {
                 return Ok(now);
@@ -453,15 +444,15 @@ impl Bench<'_> {
             for value in effort.sizes() {
                 for busy in [false, true] {
                     for series in self.series() {
-                        self.step(&format!("{} with values of {value} bytes", series.name()));
-                        if self.is_late() {
+                        let cell = format!("{} with values of {value} bytes, {}", series.name(), state(busy));
+                        self.step(&cell);
+                        if self.is_late(&cell) {
                             continue;
                         }
                         let twice = if (series, value) == CONTROL { &[false, true][..] } else { &[false] };
                         for again in twice {
                             if let Err(why) = self.latencies(series, value, busy, round as usize, *again) {
-                                self.servers.remove(&series);
-                                self.skip(format!("{}: {why}", series.name()));
+                                self.lost.add(&cell, why);
                             }
                         }
                     }
@@ -479,37 +470,30 @@ impl Bench<'_> {
         again: bool,
     ) -> Result<(), String> {
         let effort = self.options.effort;
-        let (_, mut handles) = self.open(series, value, busy, 1, effort.records())?;
+        self.open(series, value, busy, 1, effort.records())?;
         for n in 0..Mix::PAPER_002.len() {
             let mix = Mix::PAPER_002[(n + round) % Mix::PAPER_002.len()];
-            let load = load_of(mix, value, effort.records(), effort.burst());
-            let before = self.quiet(series, &mut handles, true)?;
+            let before = self.quiet(series, true)?;
             self.state = self.probe();
-            let measured = load::run(&load, &mut handles, &AtomicBool::new(false))?;
+            let asked = Asked::new(mix, value, effort.records(), effort.burst());
+            let ran = self.load(series, Burst::Load(asked))?;
             // What was put off belongs to the operations that put it off.
-            let cost = self.quiet(series, &mut handles, mix != Mix::C)?.since(before);
+            let cost = self.quiet(series, mix != Mix::C)?.since(&before);
+            let (found, client, server) = (ran.values, ran.client, cost);
+            let ran = Ran { values: found.latencies().collect::<Vec<_>>(), client, server };
             let (from, to) = self.states();
-            sound(&load, &measured)?;
-            let all = load::together(&load, &measured).latency;
-            let count = all.len().max(1) as f64;
-            let each = all.iter_recorded().flat_map(|v| {
-                std::iter::repeat_n(
-                    v.value_iterated_to() as f64 / 1e3,
-                    v.count_since_last_iteration() as usize,
-                )
-            });
+            let count = found.count().max(1) as f64;
             let of = |figure| {
                 let key = key(figure, mix, series, busy, value);
                 if again { key.again() } else { key }
             };
-            self.samples.add(&of(Figure::Each), from, to, each);
-            self.samples.add(&of(Figure::Mean), from, to, [all.mean() / 1e3]);
-            self.samples.add(&of(Figure::Application), from, to, [cost.application_us / count]);
-            self.samples.add(&of(Figure::Process), from, to, [cost.process_us / count]);
+            self.samples.add_measured(&of(Figure::Each), from, to, ran);
+            self.samples.add(&of(Figure::Mean), from, to, [found.mean]);
+            self.samples.add(&of(Figure::Application), from, to, [cost.application_ns as f64 / 1e3 / count]);
+            self.samples.add(&of(Figure::Process), from, to, [cost.cpu_us as f64 / count]);
             self.samples.add(&of(Figure::Messages), from, to, [cost.messages as f64 / count]);
         }
-        drop(handles);
-        self.servers.get_mut(&series).ok_or("the server is gone")?.close()
+        self.pair(series).close()
     }
 
     fn threads(&mut self) {
@@ -520,13 +504,13 @@ impl Bench<'_> {
                 // The bar is at four threads: there the server is busy too.
                 for busy in if threads == 4 { &[false, true][..] } else { &[false] } {
                     for series in self.series() {
-                        self.step(&format!("{} by {threads} threads", series.name()));
-                        if self.is_late() {
+                        let cell = format!("{} by {threads} threads, {}", series.name(), state(*busy));
+                        self.step(&cell);
+                        if self.is_late(&cell) {
                             continue;
                         }
                         if let Err(why) = self.rates(series, threads, *busy, round as usize) {
-                            self.servers.remove(&series);
-                            self.skip(format!("{} by {threads} threads: {why}", series.name()));
+                            self.lost.add(cell, why);
                         }
                     }
                 }
@@ -536,20 +520,19 @@ impl Bench<'_> {
 
     fn rates(&mut self, series: Series, threads: usize, busy: bool, round: usize) -> Result<(), String> {
         let effort = self.options.effort;
-        let (_, mut handles) = self.open(series, VALUE, busy, threads, effort.records())?;
+        self.open(series, VALUE, busy, threads, effort.records())?;
         for n in 0..Mix::PAPER_002.len() {
             let mix = Mix::PAPER_002[(n + round) % Mix::PAPER_002.len()];
-            let load = load_of(mix, VALUE, effort.records(), effort.burst());
-            self.quiet(series, &mut handles, true)?;
+            self.quiet(series, true)?;
             self.state = self.probe();
-            let measured = load::run(&load, &mut handles, &AtomicBool::new(false))?;
+            let asked = Asked::new(mix, VALUE, effort.records(), effort.burst());
+            let ran = self.load(series, Burst::Load(asked))?;
             let (from, to) = self.states();
-            sound(&load, &measured)?;
             let key = key(Figure::Threads, mix, series, busy, threads);
-            self.samples.add(&key, from, to, [measured.rate() / 1e6]);
+            let operations = ran.values.count();
+            self.samples.add_measured(&key, from, to, (ran.map(|found| vec![found.rate / 1e6]), operations));
         }
-        drop(handles);
-        self.servers.get_mut(&series).ok_or("the server is gone")?.close()
+        self.pair(series).close()
     }
 }
 
@@ -574,21 +557,4 @@ fn connecting(locations: usize) -> ConnectOptions {
     // What recipes cost is not asked of each server anew.
     let options = ConnectOptions::default().costs(CostSource::Fixed(Costs::PAPERS));
     options.patience(PATIENCE).locations(locations)
-}
-
-fn connect(device: &Context, series: Series, to: SocketAddr) -> Result<Handle, String> {
-    let plain =
-        || remanence_remote::Options::default().costs(CostSource::Fixed(Costs::PAPERS)).patience(PATIENCE);
-    match series {
-        Series::TwoReads | Series::Erda | Series::Durable => {
-            let mut native = Native::connect(device, to, &connecting(series.locations()))?;
-            // The paper's figures are figures of the paper's flow, or none.
-            if native.store().session().calls_by_immediate() != (series != Series::Durable) {
-                return Err(format!("{}: not the message flow that it is to have", series.name()));
-            }
-            Ok(Box::new(native))
-        }
-        Series::Redo => stores::baseline(device, to, Scheme::RedoLogging, plain()),
-        Series::ReadAfterWrite => stores::baseline(device, to, Scheme::ReadAfterWrite, plain()),
-    }
 }

@@ -12,12 +12,12 @@ use remanence_ycsb::workload::Mix;
 use crate::effort::Effort;
 
 use super::load::{self, Handle};
-use super::protocol::{Carrier, Open, Served};
-use super::server::Server;
+use super::server::{Carrier, Served, Server, Spec, device};
 use super::tcp::{Memcached, Redis};
-use super::{Bench, Native, agent, connecting, load_of, sound, table1};
+use super::{Bench, Native, connecting, load_of, sound, table1};
 use crate::machine::State;
 use crate::redis::{self, Fsync, Process, Shape};
+use crate::role::{Agent, End};
 use crate::samples::{Key, Metric};
 
 /// Where data lies.
@@ -162,7 +162,7 @@ struct RunningPeer {
     addr: std::net::SocketAddr,
     // The clients go before what they are connected to.
     _device: Option<Context>,
-    _server: Option<Server>,
+    _server: Option<Agent<Server>>,
     _process: Option<Process>,
     _dir: Option<Directory>,
 }
@@ -188,28 +188,26 @@ pub(super) fn run(bench: &mut Bench<'_>) {
                 .map(|peer| peer.addr);
             match start(bench, place, who, &dir, native) {
                 Ok(peer) => all.push(peer),
-                Err(why) => bench.skip(format!("{} on {}: {why}", who.name(), place.name())),
+                Err(why) => bench.lost.add(format!("{} on {}", who.name(), place.name()), why),
             }
         }
     }
     if redis::find("redis-benchmark").is_none() {
-        bench.skip("redis-benchmark is not installed; `apt-get install redis-tools` brings it".into());
+        bench.lost.add("redis-benchmark", "it is not installed; `apt-get install redis-tools` brings it");
     }
     for round in 0..rounds(effort) {
         for value in SIZES {
             for n in 0..all.len() {
                 let count = all.len();
                 let peer = &mut all[(n + round as usize) % count];
-                bench.step(&format!(
-                    "{} on {} with values of {value} bytes",
-                    peer.who.name(),
-                    peer.place.name()
-                ));
-                if bench.is_late() {
+                let cell =
+                    format!("{} on {} with values of {value} bytes", peer.who.name(), peer.place.name());
+                bench.step(&cell);
+                if bench.is_late(&cell) {
                     continue;
                 }
                 if let Err(why) = measure(bench, peer, value) {
-                    bench.skip(format!("{} on {}: {why}", peer.who.name(), peer.place.name()));
+                    bench.lost.add(cell, why);
                 }
             }
         }
@@ -224,10 +222,8 @@ fn directory(bench: &mut Bench<'_>, place: DataDirectory) -> Option<PathBuf> {
     };
     let kind = redis::file_system(&dir).unwrap_or_else(|| "nothing that is known".into());
     if place == DataDirectory::Disk && matches!(kind.as_str(), "tmpfs" | "ramfs") {
-        bench.skip(format!(
-            "{} is {kind} and not on a disk: name another directory with --dir",
-            dir.display()
-        ));
+        let why = format!("{} is {kind} and not on one: name another directory with --dir", dir.display());
+        bench.lost.add("what is on a disk", why);
         return None;
     }
     Some(dir)
@@ -255,8 +251,8 @@ fn start(
     };
     let process = match who {
         Who::Native(carrier) => {
-            let mut server = Server::start(bench.agent())?;
-            let open = Open {
+            let mut server = Agent::start(&bench.place(), End::Server)?;
+            let spec = Spec {
                 served: Served::Erda { durable: true },
                 carrier,
                 file: own,
@@ -268,8 +264,8 @@ fn start(
                 size: SIZE,
                 busy_us: 0,
             };
-            let (addr, _) = server.open(&open)?;
-            let device = agent::device(carrier)?;
+            let addr = server.open(&spec)?;
+            let device = device(carrier)?;
             peer.handles.push(Box::new(Native::connect(&device, addr, &connecting(1 << 16))?));
             let store = Store::connect(&device, addr, connecting(1 << 16)).map_err(|e| e.to_string())?;
             (peer.addr, peer.store, peer._device) = (addr, Some(store), Some(device));

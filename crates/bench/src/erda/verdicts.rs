@@ -6,9 +6,9 @@ use remanence_erda_paper::baseline::Scheme;
 use remanence_kv::view::Mode;
 use remanence_ycsb::workload::Mix;
 
+use super::Carrier;
 use super::cleaning::{self, Cleaned};
 use super::peerside::{self, Action, DataDirectory, Who};
-use super::protocol::Carrier;
 use super::{Bench, Figure, Part, Series, key, table1, title};
 use crate::claims::{Claim, Verdict, times};
 use crate::redis::{Fsync, Shape};

@@ -2,29 +2,30 @@
 //!
 //! The configurations are *declared*: the recipe of each is carried out step by step on live memory and real sockets, and
 //! what is not here (a cache that arriving data stops in, a battery) is taken on trust. So the figures tell what the steps
-//! cost, not what survives. A responder is in this process, on a device of its own; its serving thread is idle but for the
+//! cost, not what survives. A responder is in a process of its own; its serving thread is idle but for the
 //! log, or busy with an application's work, which it leaves for messages every [`WORK`] or so.
 //!
 //! Beside every configuration stands message passing (SEND, copy, flush, acknowledgement, whatever its receive buffers
 //! are), and beside all of them a bare UDP round trip of a record's bytes.
 
 mod bare;
+pub(crate) mod ends;
 pub mod figure;
-mod host;
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use remanence_persist::Config;
-use remanence_persist::plan::Costs;
 use remanence_persist::recipe::{Op, Recipe, Shape, build};
 use remanence_persist::taxonomy::{Buffers, Domain};
-use remanence_remotelog::{AppendError, GroupError, Mode};
+use remanence_remotelog::Mode;
 
 use crate::effort::Effort;
 use crate::report::{Bar, Report, Sense};
+use crate::role::{self, Lost, Pair, Place, Ran};
 use crate::samples::{Key, Metric, Samples};
 use crate::stats::{self, Estimate};
-use host::{Host, Method};
+use ends::{Appender, Responder};
 
 /// How long an application works before it looks at its messages.
 pub const WORK: Duration = Duration::from_micros(50);
@@ -36,10 +37,12 @@ const PAYLOAD: usize = 64;
 const RECORD: u64 = 96;
 
 /// How the bench is run.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Options {
     /// How much is measured; half a minute of it if quick.
     pub effort: Effort,
+    /// The program that is started with the arguments `bench-agent ROLE` for each end.
+    pub program: PathBuf,
 }
 
 /// One bar of the figure.
@@ -117,37 +120,39 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
     let (rounds, burst) = options.effort.pick((1_u64, ms(1)), (6, ms(5)), (9, ms(60)));
     let cells = cells();
     let mut samples = Samples::default();
-    let mut skipped = Vec::new();
+    let mut lost = Lost::default();
+    let mut pair = Pair::new(Place::here(&options.program));
     let total = rounds * cells.len() as u64;
     let mut done = 0;
     let bare = bare_key();
     let begin = Instant::now();
-    let mut left_out = 0;
     // One probe stands behind one burst and before the next one.
     let mut state = options.effort.probe();
     let mut round = 0;
     while options.effort.another(round, rounds, || bars(&samples, &cells)) {
         samples.block(round);
-        let mut hosts = Vec::new();
-        for (n, cell) in samples.order(cells.len()).into_iter().map(|n| &cells[n]).enumerate() {
-            progress(done, total, &format!("{} {}", cell.panel(), cell.name()));
+        for (n, number) in samples.order(cells.len()).into_iter().enumerate() {
+            let cell = &cells[number];
+            let name = format!("{} {}", cell.panel(), cell.key().series);
+            progress(done, total, &name);
             done += 1;
             if options.effort == Effort::Quick && round > 0 && begin.elapsed() > QUICK {
-                left_out += 1;
+                let limit = QUICK.as_secs();
+                let why = format!(
+                    "a burst of each, as {limit} s were over: run it without --quick, or on a machine that does less"
+                );
+                lost.add(name, why);
                 continue;
             }
-            match append(cell, burst) {
-                Ok((values, host)) => {
+            match append(&mut pair, number, burst) {
+                Ok(ran) => {
                     let before = std::mem::replace(&mut state, options.effort.probe());
-                    samples.add(&cell.key(), before, state, values);
-                    hosts.push(host);
+                    samples.add_measured(&cell.key(), before, state, ran);
+                    // It ends while nothing is measured.
+                    let closed = pair.close();
+                    closed.unwrap_or_else(|why| lost.add(name, why));
                 }
-                Err(why) => {
-                    let line = format!("{} {}: {why}", cell.panel(), cell.key().series);
-                    if !skipped.contains(&line) {
-                        skipped.push(line);
-                    }
-                }
+                Err(why) => lost.add(name, why),
             }
             if n % 16 == 0 {
                 let values = bare::round_trips(RECORD as usize, burst)?;
@@ -155,15 +160,7 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
                 samples.add(&bare, before, state, values);
             }
         }
-        // They end while nothing is measured.
-        drop(hosts);
         round += 1;
-    }
-    if left_out > 0 {
-        skipped.push(format!(
-            "{left_out} of {total} bursts, as {} s were over: run it without --quick, or on a machine that does less",
-            QUICK.as_secs()
-        ));
     }
     let bars = bars(&samples, &cells);
     let params = serde_json::json!({
@@ -177,48 +174,23 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
         "recipes": cells.iter().filter(|cell| !cell.busy).map(|cell| {
             (format!("{} {}", cell.panel(), cell.name()), cell.recipe().to_string())
         }).collect::<std::collections::BTreeMap<_, _>>(),
+        "pinned": role::pinned(),
     });
-    Ok(Report::new("remotelog", options.effort, params, &samples, bars, skipped))
+    Ok(Report::new("remotelog", options.effort, params, &samples, bars, lost.lines()))
 }
 
 fn bare_key() -> Key {
     Key { op: "bare".into(), x: PAYLOAD as u64, series: "UDP round trip".into(), metric: Metric::Latency }
 }
 
-/// Appends for a while; microseconds each.
-fn append(cell: &Cell, burst: Duration) -> Result<(Vec<f64>, Host), String> {
-    let work = cell.busy.then_some(WORK);
-    let host = Host::start(&cell.config, cell.mode, work)?;
-    let method = cell.op.map_or(Method::Recipe(Op::Send, cell.recipe()), Method::Op);
-    let mut group = host.open(method, Costs::PAPERS)?;
-    let said = |e: GroupError| e.to_string();
-    let record = [0x5a; PAYLOAD];
-    let mut values = Vec::with_capacity(4096);
-    // The first ones pay for what is made on demand, and for learning who drives: as many for every scheme.
-    let mut warm = 200_u32;
-    let mut begin = Instant::now();
-    while begin.elapsed() < burst {
-        let start = Instant::now();
-        match group.append(&record) {
-            Ok(_) => {}
-            Err(GroupError::Append(AppendError::Full { .. })) => {
-                let below = group.next();
-                group.trim(below).map_err(said)?;
-                continue;
-            }
-            Err(error) => return Err(said(error)),
-        }
-        let took = start.elapsed();
-        if warm > 0 {
-            warm -= 1;
-            begin = Instant::now();
-        } else {
-            values.push(took.as_nanos() as f64 / 1e3);
-        }
-    }
-    drop(group);
-    host.end();
-    Ok((values, host))
+/// Appends to the log of a cell for a while; microseconds each.
+fn append(
+    pair: &mut Pair<Responder, Appender>,
+    cell: usize,
+    burst: Duration,
+) -> Result<Ran<Vec<f64>>, String> {
+    pair.open(&cell, &cell)?;
+    pair.burst(None, &burst)
 }
 
 /// The worst of several ratios, if each of them is there, and how many they are.

@@ -8,9 +8,10 @@ use remanence_pmem::dimm::{Config, Dimms};
 use remanence_rpc::durable::{Client, Fault};
 use remanence_rpc::pwrite::{Method, Writer};
 
-use super::host::{Copying, Host, MEMORY, words};
+use super::client::{Burst, Spec};
 use super::peer::{Bare, memcpy};
-use super::{Bench, Options, Outcome, key};
+use super::server::{self, Copying, MEMORY, Serve, words};
+use super::{Bench, Options, Outcome, addresses, key};
 use crate::claims::{Claim, Verdict, times};
 use crate::machine::State;
 use crate::report::{Bar, Kind, Row, Sense, bytes, figure};
@@ -81,16 +82,14 @@ fn window(size: u64) -> u64 {
 ///
 /// # Errors
 /// One sentence when nothing at all can be measured, or the accelerator that was asked for cannot be used.
-pub fn run(options: Options, dsa: bool, mut progress: impl FnMut(u64, u64, &str)) -> Outcome {
+pub fn run(options: &Options, dsa: bool, mut progress: impl FnMut(u64, u64, &str)) -> Outcome {
     let (rounds, ms) = options.extent();
     let sizes = options.effort.pick(&QUICK[..], &QUICK[..], &SIZES[..]);
     let mut ways = Copying::ALL.to_vec();
     ways.extend(dsa.then_some(Copying::Dsa));
-    let host = Host::start(&ways, &[])?;
-    let mut bench = Bench::new(options.effort);
-    let mut writer = host.writer(16, 2 << 20)?;
-    let mut clients: Vec<Client> = (0..ways.len()).map(|n| host.client(n)).collect::<Result<_, _>>()?;
-    let mut bare = Bare::open(host.addresses())?;
+    let clients = Spec::Writers { calls: ways.len(), window: 16, longest: 2 << 20 };
+    let mut bench = Bench::new(options, server::Spec::Copying(ways.clone()), clients);
+    let mut bare = Bare::open(addresses())?;
     let steps = rounds * sizes.len() as u64;
     let mut done = 0;
     bench.samples.control(&throughput(sizes[0], series(Copying::Cpu)));
@@ -100,21 +99,18 @@ pub fn run(options: Options, dsa: bool, mut progress: impl FnMut(u64, u64, &str)
             progress(done, steps, &format!("{OP}s of {}", bytes(size)));
             done += 1;
             for (n, &copying) in ways.iter().enumerate() {
-                let client = &mut clients[n];
-                bench.sample(&throughput(size, series(copying)), || {
-                    host.during(n, || calls(client, size, ms))
-                });
+                let burst = Burst::BulkCalls { n, size, ms };
+                bench.burst(&throughput(size, series(copying)), Serve::Endpoint(n), burst);
             }
             let turns = if size >= FROM { &TURNS[..] } else { &[] };
             for copying in turns {
                 let n = ways.iter().position(|way| way == copying).expect("both are always measured");
-                let client = &mut clients[n];
-                bench.sample(&turn(size, *copying), || host.during(n, || calls(client, size, ms / 2)));
+                let burst = Burst::BulkCalls { n, size, ms: ms / 2 };
+                bench.burst(&turn(size, *copying), Serve::Endpoint(n), burst);
             }
             for method in Method::ALL {
-                bench.sample(&throughput(size, one_sided_series(method)), || {
-                    host.driven(|| one_sided(&mut writer, method, size, ms))
-                });
+                let burst = Burst::BulkWrites { method: method.into(), size, ms };
+                bench.burst(&throughput(size, one_sided_series(method)), Serve::Drive, burst);
             }
             bench.sample(&throughput(size, STREAM), || bare.stream(size, ms));
             let rates = memcpy(size, ms / 3);
@@ -157,7 +153,7 @@ fn stream(
     Ok(vec![value])
 }
 
-fn calls(client: &mut Client, size: u64, ms: u64) -> Result<Vec<f64>, String> {
+pub(super) fn calls(client: &mut Client, size: u64, ms: u64) -> Result<Vec<f64>, String> {
     let data = vec![0x5A; size as usize];
     let client = std::cell::RefCell::new(client);
     stream(
@@ -173,7 +169,7 @@ fn calls(client: &mut Client, size: u64, ms: u64) -> Result<Vec<f64>, String> {
     )
 }
 
-fn one_sided(writer: &mut Writer, method: Method, size: u64, ms: u64) -> Result<Vec<f64>, String> {
+pub(super) fn one_sided(writer: &mut Writer, method: Method, size: u64, ms: u64) -> Result<Vec<f64>, String> {
     let data = vec![0x5A; size as usize];
     let mut before = writer.finished();
     let writer = std::cell::RefCell::new(writer);

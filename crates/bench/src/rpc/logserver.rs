@@ -3,13 +3,14 @@
 use std::time::{Duration, Instant};
 
 use remanence_rpc::core::event::{Event, SessionId};
-use remanence_rpc::header::Status;
+use remanence_rpc::header::{Address, Status};
 use remanence_rpc::live::Rpc;
-use remanence_rpc::log::{APPEND, BOUNDS, Options as Serving, TRIM, Word};
+use remanence_rpc::log::{APPEND, BOUNDS, TRIM, Word};
 
-use super::host::{Host, words};
+use super::client::{Burst, Spec};
 use super::peer::Bare;
-use super::{Bench, Options, Outcome, key};
+use super::server::{self, Serve, words};
+use super::{Bench, Options, Outcome, addresses, key};
 use crate::claims::{Claim, Verdict, times};
 use crate::report::{Bar, Sense};
 use crate::samples::{Key, Metric};
@@ -24,7 +25,7 @@ const CLIENTS: usize = 4;
 const WINDOW: usize = 8;
 
 /// What is served: each word as in the paper, one append to a commit, and one that commits what has come together.
-const SERVED: [(&str, Word, usize); 4] = [
+pub(super) const SERVED: [(&str, Word, usize); 4] = [
     ("plain", Word::Plain, 1),
     ("rotating counter", Word::RotatingCounter, 1),
     ("rotating register", Word::RotatingRegister, 1),
@@ -36,8 +37,8 @@ fn rate(size: u64, series: &str) -> Key {
 }
 
 /// Several clients of one log, in one thread.
-struct Clients {
-    rpc: Rpc,
+pub(super) struct Clients {
+    pub(super) rpc: Rpc,
     sessions: Vec<SessionId>,
 }
 
@@ -45,18 +46,11 @@ struct Clients {
 ///
 /// # Errors
 /// One sentence when nothing at all can be measured.
-pub fn run(options: Options, mut progress: impl FnMut(u64, u64, &str)) -> Outcome {
+pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Outcome {
     let (rounds, ms) = options.extent();
     let sizes = options.effort.pick(&QUICK[..], &QUICK[..], &SIZES[..]);
-    let host = Host::start(&[], &SERVED.map(|(_, word, batch)| (word, Serving { batch })))?;
-    let mut bench = Bench::new(options.effort);
-    let mut clients = Vec::new();
-    for n in 0..SERVED.len() {
-        let (mut rpc, to) = host.endpoint(n)?;
-        let sessions: Option<Vec<_>> = (0..CLIENTS).map(|_| rpc.connect(to)).collect();
-        clients.push(Clients { rpc, sessions: sessions.ok_or("no more sessions")? });
-    }
-    let mut bare = Bare::open(host.addresses())?;
+    let mut bench = Bench::new(options, server::Spec::Logs, Spec::Logs);
+    let mut bare = Bare::open(addresses())?;
     let steps = rounds * sizes.len() as u64;
     let mut done = 0;
     bench.samples.control(&rate(sizes[0], SERVED[0].0));
@@ -66,10 +60,8 @@ pub fn run(options: Options, mut progress: impl FnMut(u64, u64, &str)) -> Outcom
             progress(done, steps, &format!("appends of {size} bytes"));
             done += 1;
             for (n, (series, ..)) in SERVED.into_iter().enumerate() {
-                let clients = &mut clients[n];
-                bench.sample(&rate(size, series), || host.during(n, || clients.burst(size, ms)));
                 // What one burst appended the next one need not have room for.
-                host.during(n, || clients.forget())?;
+                bench.burst(&rate(size, series), Serve::Endpoint(n), Burst::Append { n, size, ms });
             }
             bench.sample(&rate(size, BARE), || {
                 let trips = bare.round_trips(size, ms)?;
@@ -86,8 +78,13 @@ pub fn run(options: Options, mut progress: impl FnMut(u64, u64, &str)) -> Outcom
 }
 
 impl Clients {
+    pub(super) fn connect(mut rpc: Rpc, to: Address) -> Result<Self, String> {
+        let sessions: Option<Vec<_>> = (0..CLIENTS).map(|_| rpc.connect(to)).collect();
+        Ok(Self { rpc, sessions: sessions.ok_or("no more sessions")? })
+    }
+
     /// Millions of appends a second.
-    fn burst(&mut self, size: u64, ms: u64) -> Result<Vec<f64>, String> {
+    pub(super) fn burst(&mut self, size: u64, ms: u64) -> Result<Vec<f64>, String> {
         let entry = vec![0x5A; size as usize];
         let budget = Duration::from_millis(ms);
         for number in 0..self.sessions.len() {
@@ -129,7 +126,7 @@ impl Clients {
     }
 
     /// Trims the log to its end.
-    fn forget(&mut self) -> Result<(), String> {
+    pub(super) fn forget(&mut self) -> Result<(), String> {
         let session = self.sessions[0];
         let (_, bounds) = self.rpc.call_and_wait(session, BOUNDS, &[], |_| {})?;
         let tail = bounds.to_vec().split_off(8);

@@ -2,34 +2,42 @@
 //! small ([`pwrite`], figure 3) and in bulk ([`bulk`], figures 4 and 7), and the persistent log server ([`logserver`],
 //! figure 9).
 //!
-//! Server and client are threads of one process, each with a device of its own on UDP over loopback, and a core of its
-//! own where there are two. The server's memory is a file in shared memory that is *declared* to be in the persistence
+//! Server and client are processes, each with a device of its own on UDP over loopback, and a core of its own where there
+//! are two. The server's memory is a file in shared memory that is *declared* to be in the persistence
 //! domain ADR: so cache lines are written back as on persistent memory, while a power loss would take all of it.
 
 pub mod bulk;
-mod host;
+pub(crate) mod client;
 pub mod logserver;
 mod peer;
 pub mod pwrite;
+pub(crate) mod server;
 
-use self::host::CLIENT_CORE;
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use self::client::{Burst, Client};
+use self::server::{Serve, Server};
 use crate::claims::Claim;
 use crate::effort::Effort;
-use crate::machine::pin;
+use crate::machine;
 use crate::report::{Bar, Report};
+use crate::role::{self, End, Lost, Pair, Place};
 use crate::samples::{Key, Metric, Samples};
 use crate::stats::Estimate;
 
 /// How a bench of these is run.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Options {
     /// How much is measured; half a minute of it if quick.
     pub effort: Effort,
+    /// The program that is started with the arguments `bench-agent ROLE` for each end.
+    pub program: PathBuf,
 }
 
 impl Options {
     /// Rounds, and milliseconds of one sample.
-    fn extent(self) -> (u64, u64) {
+    fn extent(&self) -> (u64, u64) {
         self.effort.pick((1, 3), (6, 10), (9, 40))
     }
 }
@@ -37,23 +45,50 @@ impl Options {
 /// What a bench says: the report, and what becomes of the paper's claims.
 pub type Outcome = Result<(Report, Vec<Claim>), String>;
 
+/// Addresses of two sockets that have nothing of ours.
+fn addresses() -> (IpAddr, IpAddr) {
+    (server::address(1), server::address(2))
+}
+
 /// Samples of one bench, each tagged with the state of the machine around it.
 struct Bench {
     effort: Effort,
     samples: Samples,
-    skipped: Vec<String>,
+    lost: Lost,
+    pair: Pair<Server, Client>,
+    specs: (server::Spec, client::Spec),
 }
 
 impl Bench {
-    fn new(effort: Effort) -> Self {
-        Self { effort, samples: Samples::default(), skipped: Vec::new() }
+    fn new(options: &Options, server: server::Spec, client: client::Spec) -> Self {
+        let (samples, lost) = (Samples::default(), Lost::default());
+        let pair = Pair::new(Place::here(&options.program));
+        Self { effort: options.effort, samples, lost, pair, specs: (server, client) }
     }
 
-    /// Takes one sample on the client's core, which yields values in the metric's unit.
+    /// Takes one sample of a burst of the client's, which yields values in the metric's unit.
+    fn burst(&mut self, key: &Key, serve: Serve, burst: Burst) {
+        let (pair, (server, client)) = (&mut self.pair, &self.specs);
+        let run = || {
+            if !pair.is_open() {
+                pair.open(server, client)?;
+            }
+            pair.burst(Some(&serve), &burst).map(|ran| {
+                // Of a burst that has one value nobody says how many operations it was.
+                let operations = if key.metric == Metric::Latency { ran.values.len() as u64 } else { 0 };
+                (ran, operations)
+            })
+        };
+        if let Err(why) = self.samples.burst(self.effort, key, run) {
+            self.lost.add(cell(key), why);
+        }
+    }
+
+    /// Takes one sample of what needs no server of ours, on the client's cores.
     fn sample(&mut self, key: &Key, mut run: impl FnMut() -> Result<Vec<f64>, String> + Send) {
         let burst = || {
             let on_its_core = || {
-                pin(CLIENT_CORE);
+                machine::pin_to(End::Client.cores(&machine::allowed()));
                 run()
             };
             // A thread of its own: this one must stay free to probe both cores.
@@ -61,11 +96,7 @@ impl Bench {
             outcome.unwrap_or_else(|_| Err("the client panicked".into()))
         };
         if let Err(why) = self.samples.burst(self.effort, key, burst) {
-            let why = format!("{}: {why}", key.series);
-            // Once for each reason.
-            if !self.skipped.contains(&why) {
-                self.skipped.push(why);
-            }
+            self.lost.add(cell(key), why);
         }
     }
 
@@ -81,16 +112,23 @@ impl Bench {
         bars: Vec<Bar>,
         claims: Vec<Claim>,
     ) -> Outcome {
+        let skipped = self.lost.lines();
         if self.samples.rows().is_empty() {
-            return Err(format!("nothing could be measured: {}", self.skipped.join("; ")));
+            return Err(format!("nothing could be measured: {}", skipped.join("; ")));
         }
         let mut params = params;
+        params["pinned"] = role::pinned();
         params["claims"] = serde_json::to_value(&claims).unwrap_or_default();
         params["memory"] = "a file in /dev/shm, declared ADR: it survives a crash of the process only".into();
-        let mut report = Report::new(bench, self.effort, params, &self.samples, bars, self.skipped);
+        let mut report = Report::new(bench, self.effort, params, &self.samples, bars, skipped);
         report.rows.extend(more);
         Ok((report, claims))
     }
+}
+
+/// A cell in words.
+fn cell(key: &Key) -> String {
+    format!("{} {}", key.series, crate::report::bytes(key.x))
 }
 
 fn key(op: &str, x: u64, series: &str, metric: Metric) -> Key {
@@ -103,10 +141,11 @@ mod tests {
 
     #[test]
     fn nothing_measured_is_said_so() {
-        let mut bench = Bench::new(Effort::Tiny);
+        let options = Options { effort: Effort::Tiny, program: PathBuf::new() };
+        let mut bench = Bench::new(&options, server::Spec::Logs, client::Spec::Logs);
         bench.sample(&key("write", 64, "a", Metric::Latency), || Err("it is broken".into()));
         bench.sample(&key("write", 64, "a", Metric::Latency), || Err("it is broken".into()));
-        assert_eq!(bench.skipped.len(), 1);
+        assert_eq!(bench.lost.lines(), ["a 64: it is broken"]);
         let outcome = bench.report("pwrite", serde_json::json!({}), Vec::new(), Vec::new(), Vec::new());
         assert!(outcome.is_err_and(|why| why.contains("it is broken")));
     }

@@ -7,9 +7,10 @@ use remanence_rpc::durable::Client;
 use remanence_rpc::pwrite::{Method, Writer};
 use remanence_rpc::visibility::{Tally, tally};
 
-use super::host::{Copying, Host, MEMORY, words};
+use super::client::{Burst, Spec};
 use super::peer::Bare;
-use super::{Bench, Options, Outcome, key};
+use super::server::{self, Copying, MEMORY, Serve, words};
+use super::{Bench, Options, Outcome, addresses, key};
 use crate::claims::{Claim, Verdict, times};
 use crate::report::{Bar, Kind, Row, Sense, figure};
 use crate::samples::{Key, Metric};
@@ -39,13 +40,12 @@ const fn series(method: Method) -> &'static str {
 ///
 /// # Errors
 /// One sentence when nothing at all can be measured.
-pub fn run(options: Options, mut progress: impl FnMut(u64, u64, &str)) -> Outcome {
+pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Outcome {
     let (rounds, ms) = options.extent();
-    let host = Host::start(&SERVERS, &[])?;
-    let mut bench = Bench::new(options.effort);
-    let mut writer = host.writer(1, 4096)?;
-    let mut clients: Vec<Client> = (0..SERVERS.len()).map(|n| host.client(n)).collect::<Result<_, _>>()?;
-    let mut bare = Bare::open(host.addresses())?;
+    let servers = server::Spec::Copying(SERVERS.to_vec());
+    let clients = Spec::Writers { calls: SERVERS.len(), window: 1, longest: 4096 };
+    let mut bench = Bench::new(options, servers, clients);
+    let mut bare = Bare::open(addresses())?;
     let steps = rounds * SIZES.len() as u64;
     let mut done = 0;
     bench.samples.control(&latency(64, RPC));
@@ -55,13 +55,11 @@ pub fn run(options: Options, mut progress: impl FnMut(u64, u64, &str)) -> Outcom
             progress(done, steps, &format!("{OP} of {size} bytes"));
             done += 1;
             for method in Method::ALL {
-                bench.sample(&latency(size, series(method)), || {
-                    host.driven(|| one_sided(&mut writer, method, size, ms))
-                });
+                let burst = Burst::Write { method: method.into(), size, ms };
+                bench.burst(&latency(size, series(method)), Serve::Drive, burst);
             }
             for (n, name) in [RPC, VOLATILE].into_iter().enumerate() {
-                let client = &mut clients[n];
-                bench.sample(&latency(size, name), || host.during(n, || calls(client, size, ms)));
+                bench.burst(&latency(size, name), Serve::Endpoint(n), Burst::Call { n, size, ms });
             }
             bench.sample(&latency(size, BARE), || bare.round_trips(size, ms));
         }
@@ -95,12 +93,12 @@ fn timed(size: u64, ms: u64, mut one: impl FnMut(u64) -> Result<(), String>) -> 
     Ok(values)
 }
 
-fn one_sided(writer: &mut Writer, method: Method, size: u64, ms: u64) -> Result<Vec<f64>, String> {
+pub(super) fn one_sided(writer: &mut Writer, method: Method, size: u64, ms: u64) -> Result<Vec<f64>, String> {
     let bytes = vec![0x5A; size as usize];
     timed(size, ms, |at| writer.write(method, at, &bytes).map_err(words))
 }
 
-fn calls(client: &mut Client, size: u64, ms: u64) -> Result<Vec<f64>, String> {
+pub(super) fn calls(client: &mut Client, size: u64, ms: u64) -> Result<Vec<f64>, String> {
     let bytes = vec![0x5A; size as usize];
     timed(size, ms, |at| client.write(at, &bytes).map_err(words))
 }

@@ -3,6 +3,7 @@
 use hdrhistogram::Histogram;
 
 use crate::machine::State;
+use crate::role::Ran;
 
 /// What one burst of a series measured, in the unit of its metric.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -13,6 +14,8 @@ pub struct Burst {
     pub state: State,
     /// Values that it had.
     pub n: u64,
+    /// How many operations it was, and what its processes counted meanwhile, if they are roles.
+    pub ran: Option<Ran<u64>>,
     mean: f64,
     p50: f64,
     p99: Option<f64>,
@@ -56,6 +59,7 @@ impl Burst {
             block,
             state,
             n,
+            ran: None,
             mean: sum / n as f64,
             p50: at(0.5),
             p99: (n >= 100).then(|| at(0.99)),

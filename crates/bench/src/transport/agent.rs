@@ -1,19 +1,20 @@
-//! One end of the transport bench: a process that does what the controller says.
+//! One end of the transport bench: spins on one carrier.
 
-use std::net::IpAddr;
-use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
+
+use remanence_remote::Stop;
 
 use super::bare::{BareUdp, BareXdp};
 use super::cabi::CAbi;
 use super::ours::Ours;
-use super::protocol::{Carrier, Endpoint, Reply, Request, Test};
-use crate::process::answer;
+use super::protocol::{Burst, Carrier, Endpoint, Spec};
+use crate::role::{Counters, Role};
 
-/// What is open. Everything that measures is behind one lock-free hand-over: the serving thread owns it while it
-/// serves, and gives it back.
+/// One end of a path.
+pub(crate) struct Transport(Open);
+
+/// What is open.
 enum Open {
     Ours(Box<Ours>),
     CAbi(Box<CAbi>),
@@ -21,115 +22,84 @@ enum Open {
     BareXdp(Box<BareXdp>),
 }
 
-type Serving = (Arc<AtomicBool>, JoinHandle<(Open, Result<(), String>)>);
+impl Role for Transport {
+    const WORD: &'static str = "transport";
+    type Spec = Spec;
+    type Here = Option<Endpoint>;
+    type Peer = Option<Endpoint>;
+    type Burst = Burst;
+    /// Nanoseconds of each operation, or for a burst one pair of operations and nanoseconds.
+    type Values = Vec<u64>;
 
-#[derive(Default)]
-struct Agent {
-    open: Option<Open>,
-    serving: Option<Serving>,
-}
-
-/// Serves one controller on standard input and output until it closes them.
-pub fn main() -> ExitCode {
-    let mut agent = Agent::default();
-    answer(|request| agent.handle(request))
-}
-
-impl Agent {
-    fn handle(&mut self, request: Request) -> Result<Reply, String> {
-        match request {
-            Request::Open { carrier, address, peer, interface, server } => {
-                self.open(carrier, address, peer, &interface, server)
-            }
-            Request::Connect(peer) => self.connect(peer.as_ref()),
-            Request::Serve { test, size } => self.serve(test, size),
-            Request::Stop => self.stop(),
-            Request::Run { test, size, ms } => self.run(test, size, ms),
-        }
-    }
-
-    fn open(
-        &mut self,
-        carrier: Carrier,
-        address: IpAddr,
-        peer: IpAddr,
-        interface: &str,
-        server: bool,
-    ) -> Result<Reply, String> {
-        let open = match carrier {
+    fn open(spec: Spec) -> Result<(Self, Option<Endpoint>), String> {
+        let Spec { carrier, address, peer, interface, server } = spec;
+        let (open, endpoint) = match carrier {
             Carrier::Udp | Carrier::UdpServed | Carrier::Xdp | Carrier::Shm => {
-                Open::Ours(Box::new(Ours::open(carrier, address, interface)?))
+                let ours = Ours::open(carrier, address, &interface)?;
+                let endpoint = ours.endpoint();
+                (Open::Ours(Box::new(ours)), Some(endpoint))
             }
             Carrier::CAbi => {
                 let directory = std::env::var_os("REMANENCE_LIB").ok_or("REMANENCE_LIB is not set")?;
-                Open::CAbi(Box::new(CAbi::open(directory.as_ref(), interface)?))
+                let ours = CAbi::open(directory.as_ref(), &interface)?;
+                let endpoint = ours.endpoint();
+                (Open::CAbi(Box::new(ours)), Some(endpoint))
             }
-            Carrier::BareUdp => Open::BareUdp(BareUdp::open(address, peer, server)?),
-            Carrier::BareXdp => Open::BareXdp(Box::new(BareXdp::new(interface, address, peer))),
+            Carrier::BareUdp => (Open::BareUdp(BareUdp::open(address, peer, server)?), None),
+            Carrier::BareXdp => (Open::BareXdp(Box::new(BareXdp::new(&interface, address, peer))), None),
         };
-        let endpoint = match &open {
-            Open::Ours(ours) => Some(ours.endpoint()),
-            Open::CAbi(ours) => Some(ours.endpoint()),
-            Open::BareUdp(_) | Open::BareXdp(_) => None,
-        };
-        self.open = Some(open);
-        Ok(Reply::Opened(endpoint))
+        Ok((Self(open), endpoint))
     }
 
-    fn connect(&mut self, peer: Option<&Endpoint>) -> Result<Reply, String> {
-        match (&mut self.open, peer) {
-            (Some(Open::Ours(ours)), Some(peer)) => ours.connect(peer)?,
-            (Some(Open::CAbi(ours)), Some(peer)) => ours.connect(peer)?,
-            _ => {}
+    fn connect(&mut self, peer: Option<Endpoint>) -> Result<(), String> {
+        match (&mut self.0, peer) {
+            (Open::Ours(ours), Some(peer)) => ours.connect(&peer),
+            (Open::CAbi(ours), Some(peer)) => ours.connect(&peer),
+            _ => Ok(()),
         }
-        Ok(Reply::Ok)
     }
 
-    fn serve(&mut self, test: Test, size: u64) -> Result<Reply, String> {
-        let mut open = self.open.take().ok_or("nothing is open")?;
-        // An AF_XDP path takes its interface when it first knows the size.
-        if let Open::BareXdp(bare) = &mut open {
-            bare.prepare(test, size)?;
+    /// An AF_XDP path takes its interface when it first knows the size.
+    fn prepare(&mut self, burst: &Burst) -> Result<(), String> {
+        if let Open::BareXdp(bare) = &mut self.0 { bare.prepare(burst.test, burst.size) } else { Ok(()) }
+    }
+
+    fn serve(&mut self, burst: Burst, stop: &Stop) -> Result<(), String> {
+        // Who spins looks at a plain flag.
+        let told = Arc::new(AtomicBool::new(false));
+        let telling = Arc::clone(&told);
+        let _wakes = stop.wakes(move || telling.store(true, Ordering::Relaxed));
+        if stop.is_asked() {
+            return Ok(());
         }
-        let stop = Arc::new(AtomicBool::new(false));
-        let thread = std::thread::spawn({
-            let stop = Arc::clone(&stop);
-            move || {
-                let result = match &mut open {
-                    Open::Ours(ours) => ours.serve(test, size, &stop),
-                    Open::CAbi(ours) => ours.serve(&stop),
-                    Open::BareUdp(bare) => bare.serve(test, size, &stop),
-                    Open::BareXdp(bare) => bare.serve(test, size, &stop),
-                };
-                (open, result)
-            }
-        });
-        self.serving = Some((stop, thread));
-        Ok(Reply::Ok)
+        let Burst { test, size, .. } = burst;
+        match &mut self.0 {
+            Open::Ours(ours) => ours.serve(test, size, &told),
+            Open::CAbi(ours) => ours.serve(&told),
+            Open::BareUdp(bare) => bare.serve(test, size, &told),
+            Open::BareXdp(bare) => bare.serve(test, size, &told),
+        }
     }
 
-    fn stop(&mut self) -> Result<Reply, String> {
-        let (stop, thread) = self.serving.take().ok_or("nothing is served")?;
-        stop.store(true, Ordering::Relaxed);
-        let (open, result) = thread.join().map_err(|_| "the serving thread panicked")?;
-        self.open = Some(open);
-        result.map(|()| Reply::Ok)
-    }
-
-    fn run(&mut self, test: Test, size: u64, ms: u64) -> Result<Reply, String> {
-        let samples = match self.open.as_mut().ok_or("nothing is open")? {
+    fn run(&mut self, burst: Burst) -> Result<Vec<u64>, String> {
+        self.prepare(&burst)?;
+        let Burst { test, size, ms } = burst;
+        match &mut self.0 {
             Open::Ours(ours) => {
                 let samples = ours.run(test, size, ms)?;
                 ours.settle();
-                samples
+                Ok(samples)
             }
-            Open::CAbi(ours) => ours.run(test, size, ms)?,
-            Open::BareUdp(bare) => bare.run(test, size, ms)?,
-            Open::BareXdp(bare) => {
-                bare.prepare(test, size)?;
-                bare.run(test, size, ms)?
-            }
-        };
-        Ok(Reply::Samples(samples))
+            Open::CAbi(ours) => ours.run(test, size, ms),
+            Open::BareUdp(bare) => bare.run(test, size, ms),
+            Open::BareXdp(bare) => bare.run(test, size, ms),
+        }
+    }
+
+    fn counters(&self) -> Counters {
+        match &self.0 {
+            Open::Ours(ours) => Counters::of(ours.device()),
+            Open::CAbi(_) | Open::BareUdp(_) | Open::BareXdp(_) => Counters::default(),
+        }
     }
 }

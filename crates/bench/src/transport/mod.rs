@@ -1,10 +1,10 @@
 //! `rem bench transport`: every operation over every carrier, beside the bare path and the peers.
 //!
-//! For each path there is a pair of agents, two processes pinned to one core each, that stay open for the whole
+//! For each path there are two processes ([`crate::role`]), each on cores of its own, that stay open for the whole
 //! bench. The controller lets one pair at a time run for some milliseconds, in turn, and reads the state of the
 //! machine before and after: so whatever is compared ran within moments of each other.
 
-pub mod agent;
+pub(crate) mod agent;
 pub(crate) mod bare;
 mod cabi;
 mod local;
@@ -15,13 +15,14 @@ pub(crate) mod session;
 
 use std::collections::BTreeMap;
 
-use self::plan::{Path, Step};
+use self::plan::Path;
 use self::protocol::Test;
 use self::session::Session;
 use crate::effort::Effort;
 use crate::netns::NetworkPath;
 use crate::peers::{self, PeerProgram};
 use crate::report::Report;
+use crate::role::{self, Lost};
 use crate::samples::{Key, Metric, Samples};
 
 /// How the bench is run.
@@ -29,7 +30,7 @@ use crate::samples::{Key, Metric, Samples};
 pub struct Options {
     /// How much is measured; half a minute of it if quick.
     pub effort: Effort,
-    /// The program that is started with the argument `bench-agent` for each end.
+    /// The program that is started with the arguments `bench-agent ROLE` for each end.
     pub program: std::path::PathBuf,
     /// Only these paths (`udp-lo`, `udp-veth`, `xdp-veth`, `shm`); all when empty.
     pub paths: Vec<String>,
@@ -44,23 +45,12 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
     let plan = plan::steps(&options.paths);
     let peers = plan::peers(&options.paths);
     let total = rounds * (plan.len() + peers.len()) as u64;
-    let mut skipped = Vec::new();
-    let mut sessions = sessions(options, &plan, &mut skipped);
-    let peers: Vec<_> = peers
-        .into_iter()
-        .filter(|(peer, ..)| match peer.missing() {
-            None => true,
-            Some(why) => {
-                if !skipped.contains(&why) {
-                    skipped.push(why);
-                }
-                false
-            }
-        })
-        .collect();
-    if sessions.is_empty() {
-        return Err(format!("no path could be opened: {}", skipped.join("; ")));
+    let mut lost = Lost::default();
+    let mut sessions: BTreeMap<Path, Result<Session, String>> = BTreeMap::new();
+    for path in plan.iter().map(|step| step.path) {
+        sessions.entry(path).or_insert_with(|| Session::new(&options.program, path, None));
     }
+    let missing = |peer: &PeerProgram| peer.missing().map_or(Ok(()), Err);
     let mut samples = Samples::default();
     plan.iter().filter(|step| step.is_control()).for_each(|step| samples.control(&step.key()));
     let mut done = 0;
@@ -71,50 +61,39 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
         for step in samples.order(plan.len()).into_iter().map(|n| &plan[n]) {
             done += 1;
             progress(done, total, &step.words());
-            let Some(session) = sessions.get_mut(&step.path) else { continue };
-            let run = || session.sample(step.test, step.size, ms).map(|values| step.figures(&values));
-            if let Err(why) = samples.burst(options.effort, &step.key(), run) {
-                skipped.push(format!("{}: {why}", step.words()));
-                // Its ends do not agree any more on what is under way: the path starts anew.
-                sessions.remove(&step.path);
-                match Session::open(&options.program, step.path, None) {
-                    Ok(session) => drop(sessions.insert(step.path, session)),
-                    Err(why) => skipped.push(format!("{}: {why}", step.path.series())),
-                }
+            let mut run = || match sessions.get_mut(&step.path).expect("each path has one") {
+                Ok(session) => session.sample(step.test, step.size, ms).map(|ran| {
+                    let operations = step.operations(&ran.values);
+                    (ran.map(|values| step.figures(&values)), operations)
+                }),
+                Err(why) => Err(why.clone()),
+            };
+            if let Err(why) = samples.burst(options.effort, &step.key(), &mut run) {
+                lost.add(step.words(), why);
             }
         }
         for (peer, test, size) in &peers {
             done += 1;
             progress(done, total, &peer.series());
-            if let Err(why) = sample_peer(&mut samples, *peer, test, *size, options.effort) {
-                skipped.push(why);
+            let sampled =
+                missing(peer).and_then(|()| sample_peer(&mut samples, *peer, test, *size, options.effort));
+            if let Err(why) = sampled {
+                lost.add(format!("{} {test} {}", peer.series(), crate::report::bytes(*size)), why);
             }
         }
         local::sample(&mut samples, options.effort);
     }
     progress(total, total, "done");
+    let skipped = lost.lines();
+    if samples.rows().is_empty() {
+        return Err(format!("nothing could be measured: {}", skipped.join("; ")));
+    }
     let params = serde_json::json!({
-        "rounds": round, "ms": ms, "paths": options.paths,
+        "rounds": round, "ms": ms, "paths": options.paths, "pinned": role::pinned(),
         "latency": "post to completion, spinning on both sides; ping-pong and put_lat: half a round trip",
     });
     let bars = plan::bars(&samples, &options.paths);
     Ok(Report::new("transport", options.effort, params, &samples, bars, skipped))
-}
-
-fn sessions(options: &Options, plan: &[Step], skipped: &mut Vec<String>) -> BTreeMap<Path, Session> {
-    let mut sessions = BTreeMap::new();
-    let mut tried = Vec::new();
-    for path in plan.iter().map(|step| step.path) {
-        if tried.contains(&path) {
-            continue;
-        }
-        tried.push(path);
-        match Session::open(&options.program, path, None) {
-            Ok(session) => drop(sessions.insert(path, session)),
-            Err(why) => skipped.push(format!("{}: {why}", path.series())),
-        }
-    }
-    sessions
 }
 
 fn sample_peer(

@@ -19,6 +19,8 @@ use super::protocol::{Carrier, Endpoint, Test};
 pub(crate) const SIZE_MAX: u64 = 1 << 20;
 /// Receives kept posted.
 pub(super) const RECVS: u32 = 256;
+/// Round trips of a ping-pong behind one reading of the clock, which costs about half of one in shared memory.
+pub(super) const BATCH: u64 = 64;
 /// A run that makes no headway for this long has failed.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -71,6 +73,10 @@ impl Ours {
         qp_options.caps.max_send_wr = 256;
         let qp = pd.create_qp(&qp_options).map_err(|e| sentence(&e))?;
         Ok(Self { context, cq, qp, mr, file, peer: None, peer_file: None, in_place: Cell::new(false) })
+    }
+
+    pub(crate) const fn device(&self) -> &Context {
+        &self.context
     }
 
     pub(crate) fn endpoint(&self) -> Endpoint {
@@ -260,8 +266,6 @@ impl Ours {
     }
 
     fn ping_pong(&self, size: u64, budget: Duration) -> Result<Vec<u64>, String> {
-        /// Round trips behind one reading of the clock, which costs about half of one in shared memory.
-        const BATCH: u64 = 64;
         let region = self.mr.region();
         let mut wcs: Vec<Wc> = Vec::with_capacity(64);
         let mut samples = Vec::with_capacity(1 << 12);

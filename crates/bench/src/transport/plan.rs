@@ -116,6 +116,15 @@ impl Step {
         carrier && matches!((self.test, self.size), (Test::Write, 64) | (Test::WriteStream, 65_536))
     }
 
+    /// How many operations a run was, of which it tells.
+    pub(super) fn operations(&self, values: &[u64]) -> u64 {
+        match values {
+            [operations, _] if self.test.is_burst() => *operations,
+            _ if self.test == Test::PingPong => values.len() as u64 * super::ours::BATCH,
+            _ => values.len() as u64,
+        }
+    }
+
     pub(super) fn words(&self) -> String {
         format!("{} {} {}", self.path.series(), self.test.op(), crate::report::bytes(self.size))
     }

@@ -1,12 +1,11 @@
-//! What the controller of the transport bench and its two agents say to each other: a line of JSON each, over the
-//! agents' standard input and output. Agents wait in a blocking read between runs, so that they cost nothing.
+//! What the ends of the transport bench are told, and tell each other.
 
 use serde::{Deserialize, Serialize};
 
 /// What carries the packets.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum Carrier {
+pub(crate) enum Carrier {
     /// UDP sockets, whose device is driven by the thread that polls.
     Udp,
     /// UDP sockets, with a thread of the device's own beside whoever polls, as the C libraries have it.
@@ -67,7 +66,7 @@ pub(crate) enum Test {
 impl Test {
     /// Whether a run yields one value for the whole burst and not one for each operation.
     #[must_use]
-    pub(super) const fn is_burst(self) -> bool {
+    pub(crate) const fn is_burst(self) -> bool {
         matches!(
             self,
             Self::Stream
@@ -82,7 +81,7 @@ impl Test {
 
     /// The operation's name in a report.
     #[must_use]
-    pub(super) const fn op(self) -> &'static str {
+    pub(crate) const fn op(self) -> &'static str {
         match self {
             Self::Ping => "ping",
             Self::Stream => "stream",
@@ -101,14 +100,14 @@ impl Test {
     }
 }
 
-/// Where an agent's QP and memory are.
+/// Where an end's QP and memory are.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(super) struct Endpoint {
+pub(crate) struct Endpoint {
     /// GID as an IP address.
     pub(super) gid: std::net::Ipv6Addr,
-    /// The number of the agent's QP.
+    /// The number of its QP.
     pub(super) qpn: u32,
-    /// The first PSN that the agent's QP sends.
+    /// The first PSN that its QP sends.
     pub(super) psn: u32,
     /// Of the memory that the peer may reach.
     pub(super) rkey: u32,
@@ -118,53 +117,28 @@ pub(super) struct Endpoint {
     pub(super) file_rkey: u32,
 }
 
-/// Controller to agent.
+/// What an end shall be.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(super) enum Request {
-    /// Open a carrier at `address`; answered by [`Reply::Opened`].
-    Open {
-        /// What to open.
-        carrier: Carrier,
-        /// The address of the agent that opens.
-        address: std::net::IpAddr,
-        /// The address of the other agent.
-        peer: std::net::IpAddr,
-        /// The network interface.
-        interface: String,
-        /// The agent that answers.
-        server: bool,
-    },
-    /// Connect to the peer's endpoint.
-    Connect(Option<Endpoint>),
-    /// Serve the peer, spinning, until [`Request::Stop`].
-    Serve {
-        /// What the peer will run.
-        test: Test,
-        /// With which size.
-        size: u64,
-    },
-    /// Stop serving the peer.
-    Stop,
-    /// Run a test.
-    Run {
-        /// The test to run.
-        test: Test,
-        /// Bytes of an operation.
-        size: u64,
-        /// How long, in milliseconds.
-        ms: u64,
-    },
+pub(crate) struct Spec {
+    /// What to open.
+    pub(super) carrier: Carrier,
+    /// Its own address.
+    pub(super) address: std::net::IpAddr,
+    /// The address of the other end.
+    pub(super) peer: std::net::IpAddr,
+    /// The network interface.
+    pub(super) interface: String,
+    /// It is the end that answers.
+    pub(super) server: bool,
 }
 
-/// Agent to controller.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(super) enum Reply {
-    /// Open; a bare carrier has no endpoint.
-    Opened(Option<Endpoint>),
-    /// Done, nothing to say.
-    Ok,
-    /// Nanoseconds of each operation, or for a burst one pair of operations and nanoseconds.
-    Samples(Vec<u64>),
+/// What is run, and served meanwhile.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct Burst {
+    /// The test to run.
+    pub(super) test: Test,
+    /// Bytes of an operation.
+    pub(super) size: u64,
+    /// How long, in milliseconds.
+    pub(super) ms: u64,
 }

@@ -51,7 +51,7 @@ pub(crate) enum Command {
     Bench(bench::Args),
     /// Every figure and verdict that benches wrote, on one page
     Report(report::Args),
-    /// One end of a bench, started by its controller
+    /// One process of a bench, started by its controller
     #[command(hide = true)]
     BenchAgent(bench::AgentArgs),
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use remanence_bench::erda::{self, Carrier, Options, Part, figure};
 
 use super::Common;
-use crate::fail::{Context as _, Fail};
+use crate::fail::Fail;
 
 #[derive(clap::Args, Debug)]
 #[command(after_help = "\
@@ -33,7 +33,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Fail> {
-    let program = std::env::current_exe().context(|| "this program cannot be found".to_owned())?;
+    let program = super::program(None)?;
     let options = Options {
         effort: args.common.effort(),
         program,

@@ -16,8 +16,9 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Fail> {
+    let options = Options { effort: args.common.effort(), program: super::program(None)? };
     let (bar, progress) = super::progress();
-    let outcome = logserver::run(Options { effort: args.common.effort() }, progress);
+    let outcome = logserver::run(&options, progress);
     bar.finish_and_clear();
     let (report, claims) = outcome.map_err(Fail::new)?;
     super::publish_with_claims(&report, &claims, &args.common)

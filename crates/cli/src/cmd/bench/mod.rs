@@ -110,27 +110,17 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
     }
 }
 
-/// One end of a bench: a process that does what the controller says.
+/// One process of a bench, which does what its controller says.
 pub(crate) fn agent(args: &AgentArgs) -> Result<(), Fail> {
     // It has told its controller already how it ended.
-    let _: std::process::ExitCode = match args.of {
-        Controller::Transport => remanence_bench::transport::agent::main(),
-        Controller::Erda => remanence_bench::erda::agent::main(),
-    };
-    Ok(())
+    remanence_bench::role::main(&args.role).map(drop).map_err(Fail::new)
 }
 
 #[derive(clap::Args, Debug)]
 pub(crate) struct AgentArgs {
-    /// Which bench
-    #[arg(value_enum, default_value = "transport")]
-    of: Controller,
-}
-
-#[derive(clap::ValueEnum, Clone, Copy, Debug)]
-enum Controller {
-    Transport,
-    Erda,
+    /// What it is
+    #[arg(value_name = "ROLE", value_parser = clap::builder::PossibleValuesParser::new(remanence_bench::role::words()))]
+    role: String,
 }
 
 /// The program that serves: another release, or this one.

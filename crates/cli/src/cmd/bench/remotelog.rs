@@ -18,8 +18,9 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Fail> {
+    let options = Options { effort: args.common.effort(), program: super::program(None)? };
     let (bar, progress) = super::progress();
-    let report = remotelog::run(&Options { effort: args.common.effort() }, progress);
+    let report = remotelog::run(&options, progress);
     bar.finish_and_clear();
     let report = report.map_err(Fail::new)?;
     super::tell(&report, &args.common)?;

@@ -3,7 +3,7 @@
 use remanence_bench::transport::{self, Options};
 
 use super::Common;
-use crate::fail::{Context as _, Fail};
+use crate::fail::Fail;
 
 #[derive(clap::Args, Debug)]
 #[command(after_help = "\
@@ -19,7 +19,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Fail> {
-    let program = std::env::current_exe().context(|| "this program cannot be found".into())?;
+    let program = super::program(None)?;
     let options = Options { effort: args.common.effort(), program, paths: args.paths.clone() };
     let (bar, progress) = super::progress();
     let report = transport::run(&options, progress);

@@ -1,0 +1,395 @@
+//! The controller's side: processes, pairs of them, and what was lost.
+
+use std::ffi::OsString;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::marker::PhantomData;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use super::agent::{Reply, Request};
+use super::{Causes, End, Role};
+use crate::machine;
+use crate::netns::NetworkPath;
+
+/// How long a process may take for anything that it is asked for; longer than anything that it waits for itself.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+/// What a pair could not be made so often in a row is not tried any more.
+const TRIES: u32 = 3;
+/// How long a process may take to end when its input has.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// Where the processes of a bench are started, and from which program.
+#[derive(Debug)]
+pub struct Place {
+    program: PathBuf,
+    network: NetworkPath,
+    envs: Vec<(&'static str, OsString)>,
+}
+
+impl Place {
+    /// On this host.
+    #[must_use]
+    pub fn here(program: &Path) -> Self {
+        Self::at(program, NetworkPath::Loopback)
+    }
+
+    /// At both ends of a network.
+    #[must_use]
+    pub fn at(program: &Path, network: NetworkPath) -> Self {
+        Self { program: program.to_owned(), network, envs: Vec::new() }
+    }
+
+    /// With a variable of the environment more.
+    #[must_use]
+    pub fn with(mut self, name: &'static str, value: impl Into<OsString>) -> Self {
+        self.envs.push((name, value.into()));
+        self
+    }
+
+    /// The network that joins the ends.
+    #[must_use]
+    pub const fn network(&self) -> &NetworkPath {
+        &self.network
+    }
+
+    fn command(&self, end: End, word: &str) -> Result<Command, String> {
+        let mut command = match self.network {
+            NetworkPath::Loopback => Command::new(&self.program),
+            NetworkPath::Veth(_) => {
+                let program = self.program.to_str().ok_or("the program's path is not UTF-8")?;
+                let core = end.cores(&machine::allowed()).first().copied().unwrap_or(0);
+                self.network.command(program, core, end == End::Client)
+            }
+        };
+        command.args(["bench-agent", word]).envs(self.envs.iter().map(|(name, value)| (name, value)));
+        Ok(command)
+    }
+}
+
+/// The controller's hold on a process that is a role. It ends when this goes.
+#[derive(Debug)]
+pub(crate) struct Agent<R> {
+    end: End,
+    process: Child,
+    requests: Option<ChildStdin>,
+    replies: Receiver<String>,
+    patience: Duration,
+    is_gone: bool,
+    is: PhantomData<fn() -> R>,
+}
+
+impl<R: Role> Agent<R> {
+    /// Starts the process.
+    pub(crate) fn start(place: &Place, end: End) -> Result<Self, String> {
+        let mut command = place.command(end, R::WORD)?;
+        let name = command.get_program().display().to_string();
+        let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+        let mut process = child.map_err(|e| format!("cannot start {name}: {e}"))?;
+        let requests = process.stdin.take();
+        let lines = BufReader::new(process.stdout.take().ok_or("no standard output")?).lines();
+        let (sender, replies) = channel();
+        // A pipe is read without a limit; a channel has one. The thread ends when the process does.
+        std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| sender.send(line)));
+        Ok(Self { end, process, requests, replies, patience: PATIENCE, is_gone: false, is: PhantomData })
+    }
+
+    /// Has it become what the specification says; what its peer is to know of it.
+    pub(crate) fn open(&mut self, spec: &R::Spec) -> Result<R::Here, String> {
+        match self.ask(Request::Open { end: self.end, spec: spec.clone() })? {
+            Reply::Opened(here) => Ok(here),
+            _ => Err(self.odd()),
+        }
+    }
+
+    fn connect(&mut self, peer: &R::Peer) -> Result<(), String> {
+        self.done(Request::Connect(peer.clone()))
+    }
+
+    fn serve(&mut self, burst: &R::Burst) -> Result<(), String> {
+        self.done(Request::Serve(burst.clone()))
+    }
+
+    fn stop(&mut self) -> Result<Causes, String> {
+        self.counted(Request::Stop)
+    }
+
+    fn run(&mut self, burst: &R::Burst) -> Result<(R::Values, Causes), String> {
+        match self.ask(Request::Run(burst.clone()))? {
+            Reply::Ran { values, causes } => Ok((values, causes)),
+            _ => Err(self.odd()),
+        }
+    }
+
+    fn cost(&mut self) -> Result<Causes, String> {
+        self.counted(Request::Cost)
+    }
+
+    fn close(&mut self) -> Result<(), String> {
+        self.done(Request::Close)
+    }
+
+    fn done(&mut self, request: Request<R>) -> Result<(), String> {
+        match self.ask(request)? {
+            Reply::Done => Ok(()),
+            _ => Err(self.odd()),
+        }
+    }
+
+    fn counted(&mut self, request: Request<R>) -> Result<Causes, String> {
+        match self.ask(request)? {
+            Reply::Counted(causes) => Ok(causes),
+            _ => Err(self.odd()),
+        }
+    }
+
+    fn odd(&self) -> String {
+        self.named("answered out of turn")
+    }
+
+    fn named(&self, what: &str) -> String {
+        format!("{}: {what}", self.end.name())
+    }
+
+    fn ask(&mut self, request: Request<R>) -> Result<Reply<R>, String> {
+        let mut line = serde_json::to_string(&request).expect("a request is plain data");
+        line.push('\n');
+        // A process that is gone says so below.
+        let _ = self.requests.as_mut().is_some_and(|requests| requests.write_all(line.as_bytes()).is_ok());
+        match self.replies.recv_timeout(self.patience) {
+            Ok(line) => match serde_json::from_str::<Result<Reply<R>, String>>(&line) {
+                Ok(said) => said.map_err(|why| self.named(&why)),
+                Err(e) => Err(self.named(&format!("said what is no reply: {e}: {line}"))),
+            },
+            Err(RecvTimeoutError::Disconnected) => {
+                self.is_gone = true;
+                let status = self.process.wait().map_or_else(|e| e.to_string(), |status| status.to_string());
+                Err(self.named(&format!("its process ended: {status}")))
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                // Only a signal ends it: it may not even read.
+                let _ = self.process.kill();
+                self.is_gone = true;
+                let limit = self.patience.as_secs_f64();
+                Err(self.named(&format!("no answer for {limit} s, so its process was ended")))
+            }
+        }
+    }
+}
+
+impl<R> Drop for Agent<R> {
+    fn drop(&mut self) {
+        // Closing its input ends it; a process that does not hear is ended.
+        drop(self.requests.take());
+        let begin = Instant::now();
+        while begin.elapsed() < FAREWELL {
+            if let Ok(Some(_)) = self.process.try_wait() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// A burst: what the client found, and what each end counted meanwhile.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Ran<V> {
+    /// What the client found.
+    pub values: V,
+    /// What its process counted.
+    pub client: Causes,
+    /// What the server's process counted.
+    pub server: Causes,
+}
+
+impl<V> Ran<V> {
+    /// The same burst, of which something else is told.
+    #[must_use]
+    pub fn map<T>(self, tell: impl FnOnce(V) -> T) -> Ran<T> {
+        Ran { values: tell(self.values), client: self.client, server: self.server }
+    }
+}
+
+/// A server and a client. Whatever fails ends both processes, as they do not agree any more on what is under way; the next
+/// [`open`](Self::open) starts them anew.
+#[derive(Debug)]
+pub struct Pair<S, C> {
+    place: Place,
+    patience: Duration,
+    ends: Option<(Agent<S>, Agent<C>)>,
+    is_open: bool,
+    /// What it could not be made lately, how often in a row, and why.
+    refused: (String, u32, String),
+}
+
+impl<S, C> Pair<S, C>
+where
+    S: Role,
+    C: Role<Peer = S::Here, Here = S::Peer>,
+{
+    /// One that is to be opened.
+    #[must_use]
+    pub const fn new(place: Place) -> Self {
+        Self {
+            place,
+            patience: PATIENCE,
+            ends: None,
+            is_open: false,
+            refused: (String::new(), 0, String::new()),
+        }
+    }
+
+    /// With another deadline for each request.
+    #[must_use]
+    pub const fn patience(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub const fn place(&self) -> &Place {
+        &self.place
+    }
+
+    /// Whether it is open.
+    #[must_use]
+    pub const fn is_open(&self) -> bool {
+        self.is_open
+    }
+
+    /// Opens and connects both ends; what was open is closed. Processes that are not there are started.
+    ///
+    /// # Errors
+    /// What either end, or both, failed with.
+    pub fn open(&mut self, server: &S::Spec, client: &C::Spec) -> Result<(), String> {
+        if self.is_open {
+            self.close()?;
+        }
+        let wanted = serde_json::to_string(&(server, client)).expect("specifications are plain data");
+        let tried = if self.refused.0 == wanted { self.refused.1 } else { 0 };
+        if tried >= TRIES {
+            return Err(format!("{} ({TRIES} times in a row, and not tried again)", self.refused.2));
+        }
+        if self.ends.is_none() {
+            let server = Agent::start(&self.place, End::Server)?;
+            self.ends = Some((server, Agent::start(&self.place, End::Client)?));
+        }
+        let opened = self.attempt(|s, c| {
+            let (there, here) = (s.open(server)?, c.open(client)?);
+            s.connect(&here)?;
+            c.connect(&there)
+        });
+        self.is_open = opened.is_ok();
+        let refused = opened.as_ref().err().map(|why| (wanted, tried + 1, why.clone()));
+        self.refused = refused.unwrap_or_default();
+        opened
+    }
+
+    /// A burst of the client's, while the server serves `serve`; a resident serves anyway.
+    ///
+    /// # Errors
+    /// What either end, or both, failed with.
+    pub fn burst(&mut self, serve: Option<&S::Burst>, run: &C::Burst) -> Result<Ran<C::Values>, String> {
+        let ((values, client), server) = self.attempt(|s, c| match serve {
+            Some(serve) => {
+                s.serve(serve)?;
+                let ran = c.run(run);
+                both(ran, s.stop())
+            }
+            None => {
+                let before = s.cost()?;
+                let ran = c.run(run)?;
+                Ok((ran, s.cost()?.since(&before)))
+            }
+        })?;
+        Ok(Ran { values, client, server })
+    }
+
+    /// What the server has counted since it began.
+    ///
+    /// # Errors
+    /// What it failed with.
+    pub fn server_cost(&mut self) -> Result<Causes, String> {
+        self.attempt(|server, _| server.cost())
+    }
+
+    /// Closes both ends; their processes stay.
+    ///
+    /// # Errors
+    /// What either end, or both, failed with.
+    pub fn close(&mut self) -> Result<(), String> {
+        if !std::mem::replace(&mut self.is_open, false) {
+            return Ok(());
+        }
+        self.attempt(|server, client| both(client.close(), server.close()).map(drop))
+    }
+
+    /// Does something with both ends. If it fails, the server is asked how it fares, and both are gone.
+    fn attempt<T>(
+        &mut self,
+        with: impl FnOnce(&mut Agent<S>, &mut Agent<C>) -> Result<T, String>,
+    ) -> Result<T, String> {
+        let (server, client) = self.ends.as_mut().ok_or("nothing is open")?;
+        (server.patience, client.patience) = (self.patience, self.patience);
+        let why = match with(server, client) {
+            Ok(done) => return Ok(done),
+            Err(why) => why,
+        };
+        // What a server serves may have failed first, and so have been the cause.
+        let last = if server.is_gone { Ok(()) } else { server.close() };
+        (self.ends, self.is_open) = (None, false);
+        both(Err(why), last).map(|(done, ())| done)
+    }
+}
+
+/// Where both failed, one of them is the cause and the other its consequence, and only a reader can tell which.
+fn both<A, B>(client: Result<A, String>, server: Result<B, String>) -> Result<(A, B), String> {
+    match (client, server) {
+        (Ok(a), Ok(b)) => Ok((a, b)),
+        (Err(why), Ok(_)) | (Ok(_), Err(why)) => Err(why),
+        (Err(client), Err(server)) => Err(format!("{client}; {server}")),
+    }
+}
+
+/// What could not be measured, by its cause.
+#[derive(Clone, Debug, Default)]
+pub struct Lost(Vec<(String, Vec<String>)>);
+
+impl Lost {
+    /// A cell that was lost, whose every burst may be.
+    pub fn add(&mut self, cell: impl Into<String>, why: impl Into<String>) {
+        let (cell, why) = (cell.into(), why.into());
+        let at = self.0.iter().position(|(known, _)| *known == why).unwrap_or_else(|| {
+            self.0.push((why, Vec::new()));
+            self.0.len() - 1
+        });
+        let cells = &mut self.0[at].1;
+        if !cells.contains(&cell) {
+            cells.push(cell);
+        }
+    }
+
+    /// A line for each cause, with all cells that it cost.
+    #[must_use]
+    pub fn lines(&self) -> Vec<String> {
+        self.0.iter().map(|(why, cells)| format!("{}: {why}", cells.join(", "))).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_lost_cell_is_listed_once_beside_its_cause() {
+        let mut lost = Lost::default();
+        for (cell, why) in [("a", "gone"), ("b", "gone"), ("a", "gone"), ("a", "late")] {
+            lost.add(cell, why);
+        }
+        assert_eq!(lost.lines(), ["a, b: gone", "a: late"]);
+    }
+}

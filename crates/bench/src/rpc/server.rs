@@ -1,0 +1,194 @@
+//! The server of these benches: endpoints and an export of its memory, of which it serves what its controller names.
+
+use std::net::IpAddr;
+
+use remanence_pmem::engine::{Options as Engine, Placement};
+use remanence_pmem::{FileOptions, PersistenceDomain, Region};
+use remanence_rpc::copier::Copier;
+use remanence_rpc::durable;
+use remanence_rpc::live::{Nexus, Options, Rpc};
+use remanence_rpc::pwrite::Export;
+use remanence_rpc::{Stop, core::config::Config, log};
+use remanence_verbs::{Context, Options as Device};
+use serde::{Deserialize, Serialize};
+
+use super::logserver::SERVED;
+use crate::role::{Causes, Counters, Role};
+
+/// Bytes of the server's memory.
+pub(super) const MEMORY: u64 = 64 << 20;
+pub(super) const RPC_PORT: u16 = 7510;
+pub(super) const EXPORT_PORT: u16 = 7511;
+/// Copies that an engine may have ahead (more gain nothing: paper 001, 5.4).
+const WINDOW: usize = 8;
+/// What is too short to be worth a hand-over to another thread.
+const INLINE_BELOW: usize = 8 << 10;
+
+/// What copies at the server.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) enum Copying {
+    /// The server's CPU, past the caches: paper 001's baseline.
+    Cpu,
+    /// The server's CPU into the cache: not durable.
+    CpuCached,
+    /// The asynchronous engine, past the caches (DCA off).
+    Engine,
+    /// The asynchronous engine into the cache (DCA on): not durable.
+    EngineCached,
+    /// The asynchronous engine where that pays, else the server's CPU; past the caches.
+    Adaptive,
+    /// Intel's accelerator, past the caches. For those who ask for it.
+    Dsa,
+}
+
+impl Copying {
+    /// What every machine has.
+    pub(super) const ALL: [Self; 5] =
+        [Self::Cpu, Self::CpuCached, Self::Engine, Self::EngineCached, Self::Adaptive];
+
+    fn copier(self) -> Result<Copier, String> {
+        let options = Engine::new().window(WINDOW);
+        Ok(match self {
+            Self::Cpu => Copier::inline(options, Placement::NonTemporal),
+            Self::CpuCached => Copier::inline(options, Placement::Cached),
+            Self::Engine => Copier::worker(options, Placement::NonTemporal, INLINE_BELOW).map_err(words)?,
+            Self::EngineCached => Copier::worker(options, Placement::Cached, INLINE_BELOW).map_err(words)?,
+            Self::Adaptive => Copier::adaptive(options, Placement::NonTemporal).map_err(words)?,
+            Self::Dsa => Copier::dsa(options, Placement::NonTemporal, INLINE_BELOW).map_err(words)?,
+        })
+    }
+}
+
+pub(super) fn words(e: impl std::fmt::Display) -> String {
+    e.to_string()
+}
+
+/// An address of 127/8 that nobody else uses at the moment.
+pub(super) fn address(n: u8) -> IpAddr {
+    let process = std::process::id() % 60_000 + 256;
+    [127, (process >> 8) as u8, process as u8, n].into()
+}
+
+pub(super) fn device() -> Result<Context, String> {
+    Context::open(Device::udp(address(1))).map_err(words)
+}
+
+/// Memory that is written back by lines. Its file goes with it.
+fn memory() -> Result<Region, String> {
+    let path = std::path::Path::new("/dev/shm").join(format!("remanence-bench-{}", std::process::id()));
+    let options = FileOptions::new().create(MEMORY).declare(PersistenceDomain::Adr).populate(true);
+    let region = options.open(&path);
+    let _ = std::fs::remove_file(&path);
+    region.map_err(words)
+}
+
+pub(super) fn options() -> Options {
+    let config = Config { message_max: 4 << 20, ..Config::default() };
+    // As the peers spin, and the paper's servers.
+    Options { spin: std::time::Duration::from_millis(20), config, ..Options::default() }
+}
+
+/// Adds what an endpoint counts.
+pub(super) fn count(rpc: &Rpc, causes: &mut Causes) {
+    causes.timeouts += rpc.stats().timeouts;
+}
+
+/// Which services there are: endpoint 0, 1, … for each way of copying, or for each log.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) enum Spec {
+    /// Memory that is written by calls, and one-sidedly.
+    Copying(Vec<Copying>),
+    /// The logs of [`SERVED`].
+    Logs,
+}
+
+/// What is served.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) enum Serve {
+    /// The service of that number.
+    Endpoint(usize),
+    /// One-sided operations: the device is driven, as a server's application that polls would.
+    Drive,
+}
+
+enum Service {
+    Durable(Box<durable::Server>),
+    Log(Box<log::Server>),
+}
+
+impl Service {
+    fn rpc(&self) -> &Rpc {
+        match self {
+            Self::Durable(server) => server.rpc(),
+            Self::Log(server) => server.rpc(),
+        }
+    }
+}
+
+/// The server of all endpoints.
+pub(crate) struct Server {
+    services: Vec<Service>,
+    context: Context,
+    _serving: Nexus,
+    _export: Option<Export>,
+}
+
+impl Role for Server {
+    const WORD: &'static str = "rpc-server";
+    type Spec = Spec;
+    /// Its address; the ports are known.
+    type Here = IpAddr;
+    type Peer = ();
+    type Burst = Serve;
+    type Values = ();
+
+    fn open(spec: Spec) -> Result<(Self, IpAddr), String> {
+        let context = device()?;
+        let serving = Nexus::serve(&context, RPC_PORT).map_err(words)?;
+        let endpoint = || serving.create(&options()).map_err(words);
+        let (mut services, mut export) = (Vec::new(), None);
+        match spec {
+            Spec::Copying(ways) => {
+                let region = memory()?;
+                export = Some(Export::start(&context, EXPORT_PORT, &region).map_err(words)?);
+                for way in ways {
+                    let server = durable::Server::new(endpoint()?, region.clone(), way.copier()?);
+                    services.push(Service::Durable(Box::new(server)));
+                }
+            }
+            Spec::Logs => {
+                for (n, (_, word, batch)) in SERVED.into_iter().enumerate() {
+                    let log = log::LogFile::format(memory()?, word, n as u64 + 1).map_err(words)?;
+                    let server = log::Server::new(endpoint()?, log, log::Options { batch });
+                    services.push(Service::Log(Box::new(server)));
+                }
+            }
+        }
+        let here = context.config().gids[0].to_ip();
+        Ok((Self { services, context, _serving: serving, _export: export }, here))
+    }
+
+    fn serve(&mut self, serve: Serve, stop: &Stop) -> Result<(), String> {
+        let Serve::Endpoint(number) = serve else {
+            while !stop.is_asked() {
+                for _ in 0..64 {
+                    self.context.poll();
+                }
+            }
+            return Ok(());
+        };
+        match self.services.get_mut(number) {
+            Some(Service::Durable(server)) => server.run(stop).map_err(words),
+            Some(Service::Log(server)) => server.run(stop).map_err(words),
+            None => Err(format!("there is no endpoint {number}")),
+        }
+    }
+
+    fn counters(&self) -> Counters {
+        Counters::of(&self.context)
+    }
+
+    fn count(&self, causes: &mut Causes) {
+        self.services.iter().for_each(|service| count(service.rpc(), causes));
+    }
+}
