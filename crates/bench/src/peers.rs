@@ -107,7 +107,7 @@ pub(crate) fn settings(runs: &[Run], place: &NetworkPath) -> Map<String, Value> 
 /// What a peer measures in one burst.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Run {
-    /// Who.
+    /// The program that is run.
     pub program: PeerProgram,
     /// UCX' name of a test; libfabric's program has one test only.
     pub test: &'static str,

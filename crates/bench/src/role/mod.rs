@@ -54,13 +54,13 @@ pub trait Role: Send + Sized + 'static {
     /// Becomes what the specification says.
     ///
     /// # Errors
-    /// One sentence.
+    /// One sentence that says what failed.
     fn open(spec: Self::Spec) -> Result<(Self, Self::Here), String>;
 
     /// Is told where its peer is.
     ///
     /// # Errors
-    /// One sentence.
+    /// One sentence that says what failed.
     fn connect(&mut self, _peer: Self::Peer) -> Result<(), String> {
         Ok(())
     }
@@ -68,7 +68,7 @@ pub trait Role: Send + Sized + 'static {
     /// Makes ready for a burst that it shall serve, before its peer begins.
     ///
     /// # Errors
-    /// One sentence.
+    /// One sentence that says what failed.
     fn prepare(&mut self, _burst: &Self::Burst) -> Result<(), String> {
         Ok(())
     }
@@ -76,7 +76,7 @@ pub trait Role: Send + Sized + 'static {
     /// Serves a burst of its peer's until it is asked to stop.
     ///
     /// # Errors
-    /// One sentence.
+    /// One sentence that says what failed.
     fn serve(&mut self, _burst: Self::Burst, _stop: &Stop) -> Result<(), String> {
         Err("this role serves no bursts".into())
     }
@@ -84,7 +84,7 @@ pub trait Role: Send + Sized + 'static {
     /// Serves whoever comes until it is asked to stop, if it is a resident.
     ///
     /// # Errors
-    /// One sentence.
+    /// One sentence that says what failed.
     fn reside(&mut self, _stop: &Stop) -> Result<(), String> {
         Err("this role is no resident".into())
     }
@@ -92,7 +92,7 @@ pub trait Role: Send + Sized + 'static {
     /// Runs a burst.
     ///
     /// # Errors
-    /// One sentence.
+    /// One sentence that says what failed.
     fn run(&mut self, _burst: Self::Burst) -> Result<Self::Values, String> {
         Err("this role runs nothing".into())
     }

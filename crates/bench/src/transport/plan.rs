@@ -126,7 +126,7 @@ impl Step {
     }
 }
 
-/// One burst.
+/// A burst of one series at one point.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Work {
     /// Of a pair of agents.

@@ -122,7 +122,7 @@ pub(crate) struct Endpoint {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Where {
-    /// Of ours.
+    /// A queue pair of ours.
     Qp(Endpoint),
     /// A bare socket's address, with a port that the kernel chose.
     Socket(std::net::SocketAddr),
