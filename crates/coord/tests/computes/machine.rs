@@ -291,6 +291,29 @@ fn a_full_log_costs_its_server_s_vote_until_it_is_trimmed() {
 }
 
 #[test]
+fn a_server_without_room_gives_up_what_others_were_told_to_give_up() {
+    let mut world = World::new([64, 64, 4]);
+    for n in 0..8 {
+        assert_eq!(world.append(&[1; 200]), Ok(n), "two fill a segment");
+    }
+    world.lose(2);
+    // The writer had them trimmed, and one server heard of it.
+    world.servers[1].store.trim(8).expect("they are there");
+    for n in 8..14 {
+        assert_eq!(world.append(&[1; 200]), Ok(n));
+    }
+    // The log that is chosen is that of the server that was not told, as it has one more.
+    world.servers[1].silent = true;
+    assert_eq!(world.append(&[1; 200]), Ok(14));
+    world.servers[1].silent = false;
+    world.servers[1].waiting.clear();
+    world.open(machine(2), &[0, 1, 2]);
+    assert!(world.machine.is_open() && world.machine.takes_part(2), "{:?}", world.machine.lost());
+    assert_eq!(world.status(0).state.head.sequence, 0, "nobody else is to give up anything");
+    assert_eq!((world.status(2).state.head.sequence, world.status(2).tail.sequence), (8, 15));
+}
+
+#[test]
 fn who_was_asked_for_a_confirmation_was_not_asked_for_room() {
     let mut world = World::new([4, 4, 64]);
     for n in 0..8 {
