@@ -306,7 +306,9 @@ fn store(directory: &Path, keys: u64, lasts: Duration, progress: &mut dyn FnMut(
     let (moved, spent) = (run.server.stats().objects_moved, run.spent);
     let begin = Instant::now();
     let (mut short, mut lost) = (0_u64, 0_u64);
-    while begin.elapsed() < lasts {
+    // On a busy machine it takes longer until there is something to clean.
+    let nothing_moved = |run: &Run| run.server.stats().objects_moved == moved && begin.elapsed() < PATIENCE;
+    while begin.elapsed() < lasts || nothing_moved(&run) {
         for _ in 0..8 {
             let key = run.draw(keys);
             run.put(key, 0)?.map_err(|refusal| format!("key {key} again: {refusal}"))?;

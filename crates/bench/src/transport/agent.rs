@@ -67,9 +67,13 @@ impl Role for Transport {
         }
     }
 
-    /// An AF_XDP path takes its interface when it first knows the size.
+    /// An AF_XDP path takes its interface when it first knows the size; a socket has what an earlier burst left.
     fn prepare(&mut self, burst: &Burst) -> Result<(), String> {
-        if let Open::BareXdp(bare) = &mut self.0 { bare.prepare(burst.test, burst.size) } else { Ok(()) }
+        match &mut self.0 {
+            Open::BareXdp(bare) => bare.prepare(burst.test, burst.size),
+            Open::BareUdp(bare) => bare.prepare(),
+            Open::Ours(_) | Open::CAbi(_) => Ok(()),
+        }
     }
 
     fn serve(&mut self, burst: Burst, stop: &Stop) -> Result<(), String> {
