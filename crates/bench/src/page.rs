@@ -318,7 +318,7 @@ mod tests {
 
     fn source(bench: &'static str) -> Source {
         let claim = claims::Claim::new("5.2: a < b & c", Verdict::FailsHere, "1.50 x");
-        let params = serde_json::json!({ "claims": [claim], "command": "rem bench erda --only latency" });
+        let params = serde_json::json!({ "claims": [claim] });
         let bars = vec![
             report::Bar::new("the first", Some(0.5), Sense::AtMost, 1.0),
             report::Bar::new("the second", None::<f64>, Sense::AtMost, 1.0),
@@ -341,7 +341,7 @@ mod tests {
         ] {
             assert!(html.contains(part), "no {part}");
         }
-        assert!(html.contains("<code>rem bench erda --only latency</code>") && !html.contains("<?xml"));
+        assert!(html.contains("<p class=\"how\"><code>rem") && !html.contains("<?xml"));
         let order: Vec<&str> = summaries.iter().map(|one| &one.bench[..]).collect();
         assert_eq!(order, ["erda", "transport"], "papers come in their order");
         assert_eq!(summaries[0].bars, Tally { hold: 1, other: 1, ..Tally::default() });

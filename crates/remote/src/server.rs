@@ -435,7 +435,7 @@ pub(crate) struct Core {
 /// region are as many as its layout has, which may be older than this server.
 fn bounds(sessions: u16, each: Option<u16>, in_region: bool) -> Bounds {
     let sessions = u32::from(sessions);
-    let more = if each.is_some() || in_region { 0 } else { sessions.div_ceil(4) };
+    let more = if each.is_some() || in_region { 0 } else { sessions / 4 };
     Bounds { sessions: sessions + more, each: each.map_or(sessions, u32::from), bytes: u64::MAX }
 }
 
