@@ -147,11 +147,14 @@ impl Taken {
         (self.free.is_empty() && self.next >= self.bounds.sessions).then_some(Full::Sessions)
     }
 
-    /// The half-open session that has to make room for somebody at that address.
+    /// The half-open session that has to make room for somebody at that address: none of those that have just come, as several clients of
+    /// one host may come at once.
     fn oldest(&self, address: IpAddr, full: Full) -> Option<u64> {
-        let own = self.half_open_of.range((address, 0)..=(address, u64::MAX)).next();
+        let own =
+            self.half_open_of.range((address, 0)..=(address, u64::MAX)).next().map(|(_, number)| number);
         let all = if full == Full::Address { None } else { self.half_open.keys().next() };
-        own.map(|(_, number)| number).or(all).copied()
+        let is_old = |number: &&u64| self.half_open[*number].since.elapsed() >= KEPT;
+        own.filter(is_old).or(all.filter(is_old)).copied()
     }
 
     /// It is not half open any more.
@@ -185,9 +188,6 @@ impl Claim<'_> {
         let mut taken = places.lock();
         while let Some(full) = taken.full(address) {
             let oldest = taken.oldest(address, full).ok_or(full)?;
-            if taken.half_open[&oldest].since.elapsed() < KEPT {
-                return Err(full);
-            }
             let half_open = taken.settle(oldest).expect("it is there");
             // Nobody is asked, and nothing ended, under the lock.
             drop(taken);
@@ -306,7 +306,14 @@ mod tests {
         /// As long as half-open ones are kept, and longer.
         fn grow_old(&self) {
             for half_open in self.lock().half_open.values_mut() {
-                half_open.since = half_open.since.checked_sub(KEPT).expect("a time");
+                half_open.since = Instant::now().checked_sub(2 * KEPT).expect("a time");
+            }
+        }
+
+        /// As if the half-open session of that number had just come, however long the test takes.
+        fn has_just_come(&self, session: u64) {
+            for half_open in self.lock().half_open.values_mut().filter(|one| one.session.0 == session) {
+                half_open.since = Instant::now() + Duration::from_secs(3600);
             }
         }
     }
@@ -320,6 +327,7 @@ mod tests {
             // The first of the second address has said something to the connection manager.
             place.is_half_open(SessionId(session as u64), move || session != 1);
         }
+        (0..4).for_each(|session| places.has_just_come(session));
         // The second one, to its server.
         all[2].as_ref().expect("it is there").is_established();
         let all = RefCell::new(all);
@@ -339,6 +347,26 @@ mod tests {
         drop((own, other, all));
         let taken = places.lock();
         assert!(taken.half_open.is_empty() && taken.half_open_of.is_empty() && taken.by_address.is_empty());
+    }
+
+    #[test]
+    fn clients_of_one_address_that_come_at_once_are_not_in_each_other_s_way_while_strangers_fill_a_server() {
+        let places = Places::new(Bounds { sessions: 3, each: 3, bytes: 0 }, 0);
+        let all: Vec<_> =
+            [1, 2, 3].iter().map(|&last| Some(places.take(address(last)).expect("room"))).collect();
+        for (session, place) in all.iter().flatten().enumerate() {
+            place.is_half_open(SessionId(session as u64), || true);
+        }
+        places.grow_old();
+        let all = RefCell::new(all);
+        let (first, ended) = places.take_from(address(9), &all);
+        assert_eq!(ended, Some(0), "the oldest of all");
+        let first = first.expect("room");
+        first.is_half_open(SessionId(9), || true);
+        places.has_just_come(9);
+        let (second, ended) = places.take_from(address(9), &all);
+        assert_eq!(ended, Some(1), "the first of the two has just come");
+        drop((first, second.expect("room"), all));
     }
 
     #[test]
