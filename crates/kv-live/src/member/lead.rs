@@ -310,7 +310,9 @@ pub(super) fn explain(node: &Node, obstacle: Obstacle) -> String {
             format!("a new store needs all of its {members} members to be made; missing: {}", missing())
         }
         Obstacle::NoImage => {
-            "the image of this member is incomplete: it is rebuilt by the member that takes over".into()
+            "the image of this member is incomplete: it is rebuilt by a member whose image is whole; start those that have one, and if none \
+             has, `rem kv salvage` reads what is left of the images"
+                .into()
         }
         Obstacle::TooFew { there, needed } => format!(
             "{there} of {members} members are there, and {needed} are needed; start the others: {}",
