@@ -313,8 +313,12 @@ impl Report {
             return Ok(());
         }
         if missing.is_empty() {
+            let because = match &self.skipped[..] {
+                [] => "run it again, or on a machine that does less".to_owned(),
+                lines => lines.join("; "),
+            };
             return Err(format!(
-                "{} points have too few bursts for a figure ({}): run it again, or on a machine that does less",
+                "{} points have too few bursts for a figure ({}): {because}",
                 self.lacking.len(),
                 self.lacking.join("; ")
             ));

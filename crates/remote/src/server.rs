@@ -435,7 +435,8 @@ pub(crate) struct Core {
 /// region are as many as its layout has, which may be older than this server.
 fn bounds(sessions: u16, each: Option<u16>, in_region: bool) -> Bounds {
     let sessions = u32::from(sessions);
-    let more = if each.is_some() || in_region { 0 } else { sessions / 4 };
+    // A server for one client is for one.
+    let more = if each.is_some() || in_region || sessions == 1 { 0 } else { sessions.div_ceil(4) };
     Bounds { sessions: sessions + more, each: each.map_or(sessions, u32::from), bytes: u64::MAX }
 }
 
@@ -717,7 +718,7 @@ mod tests {
             (bounds.each, bounds.sessions)
         };
         assert_eq!(of(64, None, false), (64, 80));
-        assert_eq!(of(1, None, false), (1, 2));
+        assert_eq!((of(1, None, false), of(2, None, false)), ((1, 1), (2, 3)));
         assert_eq!(of(u16::MAX, None, false), (65535, 65535 + 16384));
         // Who says how many one address may have, has said how many there are.
         assert_eq!(of(64, Some(16), false), (16, 64));

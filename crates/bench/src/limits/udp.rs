@@ -56,7 +56,7 @@ impl Flow {
 
 /// Silence for this long means that what was under way is lost.
 const LOST_AFTER: Duration = Duration::from_millis(5);
-pub(super) const SAMPLES_MAX_WAIT: Duration = Duration::from_secs(2);
+pub(super) const SAMPLES_MAX_WAIT: Duration = Duration::from_secs(10);
 
 /// One end: a socket that is connected to the other one's.
 pub(crate) struct BareUdp {

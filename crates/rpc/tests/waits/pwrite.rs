@@ -176,7 +176,7 @@ fn an_export_has_so_many_writers_of_an_address_and_one_that_goes_makes_room() {
     let mut writers: Vec<_> = (0..128).map(|n| connect().unwrap_or_else(|e| panic!("{n}: {e}"))).collect();
     let refused = connect();
     assert!(
-        matches!(&refused, Err(Error::Refused(_, why)) if why.contains("sessions of your address")),
+        matches!(&refused, Err(Error::Refused(_, why)) if why.contains("as it takes from one address")),
         "{refused:?}"
     );
     for (n, writer) in (0..128).zip(&mut writers) {
