@@ -8,7 +8,7 @@ use crate::report::Bar;
 pub enum Effort {
     /// As little as shows that everything runs: for tests, and worth nothing else.
     Tiny,
-    /// In about half a minute; some benches say longer.
+    /// As much as a verdict takes, in a minute or two; some benches take longer.
     Quick,
     /// What figures are made of.
     Full,

@@ -21,7 +21,7 @@ use crate::stats::Estimate;
 /// How the bench is run.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Fewer, shorter samples, and a smaller target; finishes in about half a minute.
+    /// Fewer, shorter samples, and a smaller target.
     pub effort: Effort,
 }
 

@@ -21,7 +21,7 @@ use crate::stats::Estimate;
 /// How the bench is run.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// How much is measured; half a minute of it if quick.
+    /// How much is measured.
     pub effort: Effort,
 }
 

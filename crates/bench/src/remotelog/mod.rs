@@ -38,7 +38,7 @@ const RECORD: u64 = 96;
 /// How the bench is run.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// How much is measured; half a minute of it if quick.
+    /// How much is measured.
     pub effort: Effort,
     /// The program that is started with the arguments `bench-agent ROLE` for each end.
     pub program: PathBuf,
@@ -130,6 +130,7 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
     let (rounds, burst) = options.effort.pick((1_u64, ms(1)), (6, ms(5)), (9, ms(60)));
     let cells = cells();
     let mut samples = Samples::default();
+    cells.iter().for_each(|cell| samples.expect(&cell.key()));
     let mut lost = Lost::default();
     let mut pair = Pair::new(Place::here(&options.program));
     let total = rounds * cells.len() as u64;

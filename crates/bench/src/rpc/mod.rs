@@ -28,7 +28,7 @@ use crate::stats::Estimate;
 /// How a bench of these is run.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// How much is measured; half a minute of it if quick.
+    /// How much is measured.
     pub effort: Effort,
     /// The program that is started with the arguments `bench-agent ROLE` for each end.
     pub program: PathBuf,

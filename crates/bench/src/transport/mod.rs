@@ -29,7 +29,7 @@ use crate::samples::{Key, Metric, Samples};
 /// How the bench is run.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// How much is measured; half a minute of it if quick.
+    /// How much is measured.
     pub effort: Effort,
     /// The program that is started with the arguments `bench-agent ROLE` for each end.
     pub program: std::path::PathBuf,

@@ -78,7 +78,7 @@ struct Common {
     /// Say what changed since this report of the same bench, as JSON, beyond what differs from run to run
     #[arg(long, value_name = "FILE")]
     compare: Option<PathBuf>,
-    /// Fewer samples: about 30 seconds; two minutes in a guest (urdma), four for erda
+    /// Fewer and shorter bursts: one or two minutes; eight for erda, more in a guest (urdma)
     #[arg(long)]
     quick: bool,
     /// As little as shows that all of it runs, for tests

@@ -24,5 +24,6 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
     bar.finish_and_clear();
     let report = report.map_err(Fail::new)?;
     super::tell(&report, &args.common)?;
-    args.common.plot.as_deref().map_or(Ok(()), |file| figure::draw(&report, file).map_err(Fail::new))
+    super::draw(&report, &args.common, figure::draw)?;
+    report.whole().map_err(Fail::new)
 }
