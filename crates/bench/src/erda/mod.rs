@@ -6,7 +6,7 @@
 //! all of it. The paper adds 150 ns to each write to emulate NVM; here all schemes write back the same cache lines of the same
 //! memory, and nothing is added for anybody.
 //!
-//! Beside peers ([`peerside`]) nothing is declared: our store is what it is on the medium that Redis has too.
+//! Beside peers (`peerside.rs`) nothing is declared: our store is what it is on the medium that Redis has too.
 
 mod baseline;
 mod cleaning;

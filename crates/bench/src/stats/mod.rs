@@ -3,7 +3,7 @@
 //! A *burst* is one short run of one series: some milliseconds of operations, summed up by their mean and percentiles. A
 //! *block* has one burst of each series that is compared, in random order. The ratio of two series is the geometric mean of
 //! the ratios of their bursts in each block ([`Estimate`]), by state of the machine, and its interval is a bootstrap over
-//! blocks ([`interval`]). So a fast burst, which has many operations, weighs no more than a slow one, and ten thousand operations of one
+//! blocks ([`Interval`]). So a fast burst, which has many operations, weighs no more than a slow one, and ten thousand operations of one
 //! burst, which all saw the same machine, do not pass for ten thousand experiments.
 //!
 //! One series of each bench is measured twice in each block under two names (*A/A*). No difference that is smaller than
