@@ -7,7 +7,7 @@ use std::mem::{self, MaybeUninit};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-use libc::{c_int, c_void, socklen_t};
+use libc::{c_int, c_long, c_void, socklen_t};
 
 use super::control::{ControlBuf, RecvControl, SendControl};
 use super::descriptor::Descriptor;
@@ -15,6 +15,16 @@ use super::descriptor::Descriptor;
 /// Turns the `-1` of a system call into the error behind it.
 pub(crate) fn check(ret: isize) -> io::Result<usize> {
     usize::try_from(ret).map_err(|_| io::Error::last_os_error())
+}
+
+/// A system call on a socket, past the C library's wrapper, for those of the path of packets. Each such wrapper is a cancellation
+/// point (pthreads(7)): in a process of several threads it tells the thread, by two atomic exchanges, that it may be cancelled,
+/// which is some 3 % of a round trip; and none of these may be one, as the device lock is held. It evaluates to what the wrapper
+/// would have returned.
+macro_rules! socket_call {
+    ($number:ident, $fd:expr $(, $argument:expr)*) => {
+        libc::syscall(libc::$number, c_long::from($fd.as_raw_fd()) $(, $argument)*) as isize
+    };
 }
 
 /// A socket address in the kernel's form, for IPv4 or IPv6.
@@ -238,7 +248,7 @@ pub(crate) fn send_to(fd: BorrowedFd<'_>, payload: &[u8], dst: Option<&RawAddr>)
     let ptr = payload.as_ptr().cast::<c_void>();
     let (addr, len) = dst.map_or((std::ptr::null(), 0), |dst| (dst.as_ptr(), dst.len()));
     // SAFETY: pointers and lengths describe `payload` and `dst`, which outlive the call, or no address.
-    let ret = unsafe { libc::sendto(fd.as_raw_fd(), ptr, payload.len(), 0, addr, len) };
+    let ret = unsafe { socket_call!(SYS_sendto, fd, ptr, payload.len(), 0_usize, addr, len as usize) };
     check(ret)
 }
 
@@ -263,16 +273,17 @@ pub(crate) fn send_msg(
     msg.msg_control = buf.as_mut_ptr();
     msg.msg_controllen = control_len as _;
     // SAFETY: every pointer in `msg` leads to a live local or argument of the stated length; sendmsg only reads.
-    check(unsafe { libc::sendmsg(fd.as_raw_fd(), &raw const msg, 0) })
+    check(unsafe { socket_call!(SYS_sendmsg, fd, &raw const msg, 0_usize) })
 }
 
 /// Receives one datagram into `buf`: its true length (more than `buf` holds if it was cut) and its sender.
 pub(crate) fn recv_from(fd: BorrowedFd<'_>, buf: &mut [u8]) -> io::Result<(usize, Option<SocketAddr>)> {
     let mut raw = RawAddr::room();
     let (addr, len) = (raw.as_mut_ptr(), &raw mut *raw.len_mut());
-    let (ptr, room) = (buf.as_mut_ptr().cast(), buf.len());
+    let (ptr, room) = (buf.as_mut_ptr().cast::<c_void>(), buf.len());
     // SAFETY: the pointers lead into `buf` and `raw`, the kernel writes at most the lengths given.
-    let got = check(unsafe { libc::recvfrom(fd.as_raw_fd(), ptr, room, libc::MSG_TRUNC, addr, len) })?;
+    let got =
+        check(unsafe { socket_call!(SYS_recvfrom, fd, ptr, room, libc::MSG_TRUNC as usize, addr, len) })?;
     Ok((got, raw.get()))
 }
 
@@ -296,7 +307,7 @@ pub(crate) fn recv_msg(fd: BorrowedFd<'_>, buf: &mut [u8], flags: c_int) -> io::
     let mut control = MaybeUninit::<ControlBuf>::uninit();
     let mut msg = recv_header(&mut src, &mut iov, control.as_mut_ptr().cast());
     // SAFETY: `recv_header` filled `msg` with pointers to live locals and their sizes.
-    let len = check(unsafe { libc::recvmsg(fd.as_raw_fd(), &raw mut msg, flags) })?;
+    let len = check(unsafe { socket_call!(SYS_recvmsg, fd, &raw mut msg, flags as usize) })?;
     Ok(recv_meta(&msg, len, &mut src))
 }
 
@@ -349,9 +360,9 @@ pub(crate) fn recv_many(
     let vec = msgs.as_mut_ptr().cast::<libc::mmsghdr>();
     // SAFETY: the first `slots` headers are initialised, with pointers to live locals and chunks of `buf`; of the control
     // buffers the kernel says how far it wrote them.
-    let n = check(
-        unsafe { libc::recvmmsg(fd.as_raw_fd(), vec, slots as u32, 0, std::ptr::null_mut()) } as isize
-    )?;
+    let n = check(unsafe {
+        socket_call!(SYS_recvmmsg, fd, vec, slots, 0_usize, std::ptr::null_mut::<libc::timespec>())
+    })?;
     for (i, piece) in buf.chunks_exact(chunk).take(n).enumerate() {
         // SAFETY: i < n <= slots, so both were initialised above.
         let (msg, src) = unsafe { (msgs[i].assume_init_ref(), src[i].assume_init_mut()) };
