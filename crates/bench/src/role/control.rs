@@ -263,9 +263,11 @@ where
 
     /// Opens and connects both ends; what was open is closed. Processes that are not there are started.
     ///
+    /// Returns what the server says of itself.
+    ///
     /// # Errors
     /// What either end, or both, failed with.
-    pub fn open(&mut self, server: &S::Spec, client: &C::Spec) -> Result<(), String> {
+    pub fn open(&mut self, server: &S::Spec, client: &C::Spec) -> Result<S::Here, String> {
         if self.is_open {
             self.close()?;
         }
@@ -281,7 +283,8 @@ where
         let opened = self.attempt(|s, c| {
             let (there, here) = (s.open(server)?, c.open(client)?);
             s.connect(&here)?;
-            c.connect(&there)
+            c.connect(&there)?;
+            Ok(there)
         });
         self.is_open = opened.is_ok();
         let refused = opened.as_ref().err().map(|why| (wanted, tried + 1, why.clone()));
