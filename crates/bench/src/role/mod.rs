@@ -148,7 +148,7 @@ pub fn pinned() -> serde_json::Value {
 type Known = (&'static str, fn() -> ExitCode);
 
 /// Every role, by its word.
-const ROLES: [Known; 9] = [
+const ROLES: [Known; 10] = [
     role::<crate::transport::agent::Transport>(),
     role::<crate::erda::server::Server>(),
     role::<crate::erda::client::Clients>(),
@@ -158,6 +158,7 @@ const ROLES: [Known; 9] = [
     role::<crate::rpc::client::Client>(),
     role::<crate::programs::Programs>(),
     role::<crate::gateway::Clients>(),
+    role::<crate::quorum::Writer>(),
 ];
 
 const fn role<R: Role>() -> Known {
