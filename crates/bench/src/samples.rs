@@ -42,6 +42,8 @@ pub enum Metric {
     Cpu,
     /// Messages for each operation; every burst is a sample.
     Messages,
+    /// Milliseconds without an acknowledged write; every takeover is a burst.
+    Unavailability,
 }
 
 impl Metric {
@@ -52,6 +54,7 @@ impl Metric {
             Self::Rate => ("rate", "Mop/s"),
             Self::Cpu => ("cpu", "us/op"),
             Self::Messages => ("messages", "per op"),
+            Self::Unavailability => ("unavailability", "ms"),
         }
     }
 

@@ -148,7 +148,7 @@ pub fn pinned() -> serde_json::Value {
 type Known = (&'static str, fn() -> ExitCode);
 
 /// Every role, by its word.
-const ROLES: [Known; 10] = [
+const ROLES: [Known; 11] = [
     role::<crate::transport::agent::Transport>(),
     role::<crate::erda::server::Server>(),
     role::<crate::erda::client::Clients>(),
@@ -159,6 +159,7 @@ const ROLES: [Known; 10] = [
     role::<crate::programs::Programs>(),
     role::<crate::gateway::Clients>(),
     role::<crate::quorum::Writer>(),
+    role::<crate::failover::Writer>(),
 ];
 
 const fn role<R: Role>() -> Known {
