@@ -148,7 +148,7 @@ pub fn pinned() -> serde_json::Value {
 type Known = (&'static str, fn() -> ExitCode);
 
 /// Every role, by its word.
-const ROLES: [Known; 11] = [
+const ROLES: [Known; 12] = [
     role::<crate::transport::agent::Transport>(),
     role::<crate::erda::server::Server>(),
     role::<crate::erda::client::Clients>(),
@@ -160,6 +160,7 @@ const ROLES: [Known; 11] = [
     role::<crate::gateway::Clients>(),
     role::<crate::quorum::Writer>(),
     role::<crate::failover::Writer>(),
+    role::<crate::kv_size::Core>(),
 ];
 
 const fn role<R: Role>() -> Known {
