@@ -1,26 +1,31 @@
 //! `rem bench failover`: for how long a store on several members takes no write when its primary is lost.
 //!
-//! Real processes of this program at its default settings on this host, one client that writes one small value after the
-//! other, and one fault of the primary per round: it is killed, it is stopped (SIGSTOP), its disk answers no more (its file
+//! Real processes of this program at its default settings on this host, one client in a process of its own that writes one small value after
+//! the other, and one fault of the primary for each takeover: it is killed, it is stopped (SIGSTOP), its disk answers no more (its file
 //! system, on a loop device, is frozen), its link goes down (each member has a network namespace of its own then, on a cable to a bridge
 //! where the client is). What is measured is the time from the fault to the first write that is acknowledged
-//! after it; of what was under way when the fault came the client is told that nobody knows, which counts as no write.
+//! after it; of what was under way when the fault came the client is told that nobody knows, which counts as no write. Each takeover is a
+//! burst, of members that were started for it; a block has one of each fault in random order, and that of a primary that is killed twice.
 
-use std::io::BufRead as _;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use remanence_kv_live::{ConnectOptions, Error, MemberStats, PutOptions, Role, Store};
+use remanence_kv_live::{ConnectOptions, Error, MemberStats, PutOptions, Role as MemberRole, Store};
 use remanence_verbs::Context;
+use serde::{Deserialize, Serialize};
 
-use crate::netns::Star;
-use crate::process::Server;
-use crate::report::{Bar, Kind, Report, Row, Sense};
+use crate::effort::Effort;
+use crate::machine::State;
+use crate::netns::{self, Star};
+use crate::programs::{Fate, Programs, Spec, Started, Stopped, run_tool, signal};
+use crate::report::{Bar, Report, Sense};
+use crate::role::{self, Counters, Lost, Pair, Place, Ran, Role};
+use crate::samples::{Key, Metric, Samples};
 
 /// Members of the store.
 const MEMBERS: usize = 3;
@@ -28,31 +33,31 @@ const MEMBERS: usize = 3;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Bytes of the file system that is frozen.
 const DISK: &str = "2G";
+/// A fault that could not be measured so often is left out from then on.
+const TRIES: usize = 3;
 
 /// How the bench is run.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The program that serves: this one, or another release.
     pub program: PathBuf,
+    /// The program that is started with the arguments `bench-agent ROLE`.
+    pub roles: PathBuf,
     /// Where members keep what they have: a directory, which is used and left empty.
     pub directory: PathBuf,
-    /// Rounds of each fault.
-    pub rounds: usize,
+    /// How much is measured.
+    pub effort: Effort,
+    /// Takeovers by each fault; by the effort if nothing is said.
+    pub rounds: Option<u64>,
     /// Further arguments of each member.
     pub more: Vec<String>,
     /// Set by who wants the bench to end: what it has made goes first.
     pub stop: Arc<AtomicBool>,
 }
 
-impl Options {
-    fn go_on(&self) -> Result<(), String> {
-        if self.stop.load(Ordering::Acquire) { Err("the bench was stopped".to_owned()) } else { Ok(()) }
-    }
-}
-
 /// What happens to the primary.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Fault {
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) enum Fault {
     Kill,
     Stop,
     Disk,
@@ -71,6 +76,11 @@ impl Fault {
         }
     }
 
+    fn key(self) -> Key {
+        let series = format!("{MEMBERS} members");
+        Key { op: self.name().to_owned(), x: 0, series, metric: Metric::Unavailability }
+    }
+
     /// What is asked, in milliseconds.
     const fn limit(self) -> f64 {
         match self {
@@ -80,45 +90,81 @@ impl Fault {
     }
 }
 
+/// A fault, and what became of it so far.
+struct Tried {
+    fault: Fault,
+    worst: Option<f64>,
+    failed: usize,
+}
+
 /// Runs it. `progress` is told each step, as (done, of, what).
 ///
 /// # Errors
-/// One sentence: a member does not start, or the store does not come up.
+/// One sentence: it was stopped.
 pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Result<Report, String> {
-    let (mut rows, mut bars, mut skipped) = (Vec::new(), Vec::new(), Vec::new());
-    let of = (Fault::ALL.len() * options.rounds) as u64;
-    let mut done = 0;
-    for fault in Fault::ALL {
-        let mut gaps = Vec::new();
-        for _ in 0..options.rounds {
-            options.go_on()?;
-            progress(done, of, fault.name());
-            done += 1;
-            match round(options, fault) {
-                Ok(gap) => gaps.push(gap.as_secs_f64() * 1e3),
-                Err(Failed::Skip(why)) => {
-                    skipped.push(format!("{}: {why}", fault.name()));
-                    break;
+    let rounds = options.rounds.unwrap_or(options.effort.pick(1, 6, 10));
+    let (mut samples, mut lost) = (Samples::default(), Lost::default());
+    samples.control(&Fault::Kill.key());
+    let mut faults = Fault::ALL.map(|fault| Tried { fault, worst: None, failed: 0 });
+    // The first one twice.
+    let cells: Vec<(usize, bool)> = (0..faults.len()).map(|n| (n, false)).chain([(0, true)]).collect();
+    let total = rounds * cells.len() as u64;
+    let mut round = 0;
+    while options
+        .effort
+        .another(round, rounds, || bars(&samples, faults.iter().filter(|one| one.failed < TRIES)))
+    {
+        samples.block(round);
+        for (n, cell) in samples.order(cells.len()).into_iter().enumerate() {
+            let (number, again) = cells[cell];
+            let one = &mut faults[number];
+            let key = if again { one.fault.key().again() } else { one.fault.key() };
+            samples.expect(&key);
+            progress(round * cells.len() as u64 + n as u64, total, one.fault.name());
+            if one.failed >= TRIES {
+                continue;
+            }
+            let measured = takeover(options, one.fault);
+            if options.stop.load(Ordering::Acquire) {
+                return Err("the bench was stopped".to_owned());
+            }
+            match measured {
+                Ok(ran) => {
+                    one.worst = ran.values.iter().copied().chain(one.worst).reduce(f64::max);
+                    // What a takeover waits for has nothing to do with how far apart two cores are.
+                    samples.add_measured(&key, State::Any, State::Any, (ran, 0));
                 }
-                Err(Failed::Broken(why)) => return Err(format!("{}: {why}", fault.name())),
+                Err(Failed::Skip(why)) => {
+                    one.failed = TRIES;
+                    lost.add(one.fault.name(), why);
+                }
+                Err(Failed::Broken(why)) => {
+                    one.failed += 1;
+                    lost.add(one.fault.name(), why);
+                }
             }
         }
-        gaps.sort_by(f64::total_cmp);
-        let worst = gaps.last().copied();
-        if let (Some(worst), Some(p50)) = (worst, gaps.get(gaps.len() / 2)) {
-            let metric = ("unavailability", "ms");
-            let row = Row::single(fault.name(), 0, format!("{MEMBERS} members"), metric, *p50, Kind::Live);
-            let n = gaps.len() as u64;
-            rows.push(Row { p99: Some(worst), bursts: n, n, ..row });
-        }
-        let name = format!("without a write: primary {}, worst, ms", fault.name());
-        bars.push(Bar::new(name, worst, Sense::AtMost, fault.limit()));
+        round += 1;
     }
     let params = serde_json::json!({
-        "members": MEMBERS, "rounds": options.rounds, "arguments": options.more,
-        "unavailability": "from the fault to the first write that is acknowledged after it; p99 is the worst",
+        "members": MEMBERS, "rounds": round, "arguments": options.more, "pinned": role::pinned(),
+        "unavailability": "from the fault to the first write that is acknowledged after it",
     });
-    Ok(Report::of_rows("failover", params, rows, bars, skipped))
+    let bars = bars(&samples, &faults);
+    Ok(Report::new("failover", options.effort, params, &samples, bars, lost.lines()))
+}
+
+/// What is asked of the mean, and of the longest one that there was.
+fn bars<'a>(samples: &Samples, faults: impl IntoIterator<Item = &'a Tried>) -> Vec<Bar> {
+    let both = |one: &Tried| {
+        let name = format!("without a write: primary {}, ms", one.fault.name());
+        let limit = one.fault.limit();
+        [
+            Bar::new(&name[..], samples.level(&one.fault.key()), Sense::AtMost, limit),
+            Bar::new(format!("{name}: the longest"), one.worst, Sense::AtMost, limit),
+        ]
+    };
+    faults.into_iter().flat_map(both).collect()
 }
 
 enum Failed {
@@ -132,106 +178,87 @@ impl From<String> for Failed {
     }
 }
 
-fn round(options: &Options, fault: Fault) -> Result<Duration, Failed> {
-    let disks = match fault {
-        Fault::Disk => Some(Disks::new(&options.directory).map_err(Failed::Skip)?),
-        Fault::Kill | Fault::Stop | Fault::Link => None,
+/// One takeover: milliseconds without a write.
+fn takeover(options: &Options, fault: Fault) -> Result<Ran<Vec<f64>>, Failed> {
+    let disks = (fault == Fault::Disk).then(|| Disks::new(&options.directory));
+    let disks = disks.transpose().map_err(Failed::Skip)?;
+    let star = (fault == Fault::Link).then(|| Star::new(MEMBERS)).transpose().map_err(Failed::Skip)?;
+    let (members, writer) = specs(options, disks.as_ref(), star.as_ref());
+    // Processes of its own: the client of a network stays there.
+    let mut pair: Pair<Programs, Writer> = Pair::new(Place::here(&options.roles)).patience(4 * PATIENCE);
+    pair.open(&members, &writer)?;
+    let ran = pair.burst(Some(&Fate::MayEnd), &fault)?;
+    pair.close()?;
+    Ok(ran)
+}
+
+/// Members, and who writes to them.
+fn specs(options: &Options, disks: Option<&Disks>, star: Option<&Star>) -> (Spec, WriterSpec) {
+    static TAKEOVER: AtomicU32 = AtomicU32::new(0);
+    let process = std::process::id() % 60_000 + 256;
+    let first = 1 + TAKEOVER.fetch_add(1, Ordering::Relaxed) * 4 % 240;
+    let ip = |n: u32| IpAddr::V4(Ipv4Addr::new(127, (process >> 8) as u8, process as u8, (first + n) as u8));
+    let (own, ips): (IpAddr, Vec<IpAddr>) = match star {
+        Some(_) => (Star::HUB, (0..MEMBERS).map(Star::end).collect()),
+        None => (ip(0), (1..=MEMBERS as u32).map(ip).collect()),
     };
-    let star = match fault {
-        Fault::Link => Some(Star::new(MEMBERS).map_err(Failed::Skip)?),
-        Fault::Kill | Fault::Stop | Fault::Disk => None,
+    let members: Vec<SocketAddr> = ips.into_iter().map(|ip| SocketAddr::new(ip, 7471)).collect();
+    let list = members.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+    let member = |(n, at): (usize, &SocketAddr)| {
+        let dir = mount(&options.directory, n);
+        let (program, file) =
+            (options.program.display().to_string(), dir.join("member").display().to_string());
+        let mut line = star.map_or_else(Vec::new, |star| star.prefix(n));
+        line.extend(
+            [&program, "kv", "serve", &file, "--listen", &at.to_string(), "--members", &list]
+                .map(str::to_owned),
+        );
+        // Nobody else is on that network.
+        line.extend(star.map(|_| "--insecure".to_owned()));
+        line.extend(options.more.iter().cloned());
+        (line, dir)
     };
-    let around = Around { disks: disks.as_ref(), star: star.as_ref() };
-    let measured = around.within(|| {
-        let mut members = Members::start(options, around)?;
-        members.measure(fault, around).map_err(|e| members.with_why(e))
-    });
-    drop((disks, star));
-    for n in 0..MEMBERS {
-        // What is there is this bench's.
-        let _ = std::fs::remove_dir_all(options.directory.join(format!("m{n}")));
-    }
-    Ok(measured?)
+    let commands = Spec::Ours(members.iter().enumerate().map(member).collect());
+    let mounts = disks.map(|disks| disks.mounts.clone()).unwrap_or_default();
+    (commands, WriterSpec { own, members, mounts, hub: star.map(|star| star.hub().to_owned()) })
 }
 
-/// What members are put into for a fault.
-#[derive(Clone, Copy)]
-struct Around<'a> {
-    disks: Option<&'a Disks>,
-    star: Option<&'a Star>,
-}
-
-impl Around<'_> {
-    /// Where the client is.
-    fn within<T: Send>(self, act: impl FnOnce() -> Result<T, String> + Send) -> Result<T, String> {
-        let Some(star) = self.star else { return act() };
-        let act = || star.enter().and_then(|()| act());
-        std::thread::scope(|scope| scope.spawn(act).join()).map_err(|_| "the bench failed".to_owned())?
-    }
-}
-
-fn run_tool(program: &str, args: &[&str]) -> Result<(), String> {
-    let said = Command::new(program).args(args).stdin(Stdio::null()).output();
-    let said = said.map_err(|e| format!("{program} is needed: {e}"))?;
-    if said.status.success() {
-        return Ok(());
-    }
-    Err(format!(
-        "{program} {}: {} (file systems of one's own take root)",
-        args.join(" "),
-        String::from_utf8_lossy(&said.stderr).trim()
-    ))
+/// Where a member keeps what it has.
+fn mount(directory: &Path, n: usize) -> PathBuf {
+    directory.join(format!("m{n}"))
 }
 
 /// A file system of its own for each member, on a loop device.
 struct Disks {
     images: Vec<PathBuf>,
     mounts: Vec<PathBuf>,
-    /// Which of them is frozen, and a process that thaws it when its input ends: when we do, in whatever way. Nothing else would, and
-    /// who waits for a file system cannot be killed.
-    frozen: Mutex<Option<(usize, Child)>>,
 }
 
 impl Disks {
     fn new(directory: &Path) -> Result<Self, String> {
-        let mut this = Self { images: Vec::new(), mounts: Vec::new(), frozen: Mutex::new(None) };
+        let mut this = Self { images: Vec::new(), mounts: Vec::new() };
+        let root = |why: String| format!("{why} (file systems of one's own take root)");
         for n in 0..MEMBERS {
-            let (image, mount) = (directory.join(format!("disk{n}")), directory.join(format!("m{n}")));
+            let (image, mount) = (directory.join(format!("disk{n}")), mount(directory, n));
             let (file, at) = (image.display().to_string(), mount.display().to_string());
             std::fs::create_dir_all(&mount).map_err(|e| format!("{at}: {e}"))?;
             run_tool("truncate", &["-s", DISK, &file])?;
             this.images.push(image);
-            run_tool("mkfs.ext4", &["-q", "-F", "-E", "lazy_itable_init=1", &file])?;
-            run_tool("mount", &["-o", "loop", &file, &at])?;
+            run_tool("mkfs.ext4", &["-q", "-F", "-E", "lazy_itable_init=1", &file]).map_err(root)?;
+            run_tool("mount", &["-o", "loop", &file, &at]).map_err(root)?;
             this.mounts.push(mount);
         }
         Ok(this)
-    }
-
-    fn freeze(&self, n: usize) -> Result<(), String> {
-        let mut guard = Command::new("sh");
-        guard.args(["-c", "read -r _; exec fsfreeze -u \"$0\""]).arg(&self.mounts[n]);
-        // Ctrl-C is for us; it goes when we have gone.
-        let guard = guard.process_group(0).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
-        let guard = guard.spawn().map_err(|e| format!("sh is needed: {e}"))?;
-        *self.frozen.lock().expect("one thread") = Some((n, guard));
-        run_tool("fsfreeze", &["-f", &self.mounts[n].display().to_string()])
-    }
-
-    fn thaw(&self) {
-        if let Some((n, mut guard)) = self.frozen.lock().expect("one thread").take() {
-            let _ = run_tool("fsfreeze", &["-u", &self.mounts[n].display().to_string()]);
-            drop(guard.stdin.take());
-            let _ = guard.wait();
-        }
     }
 }
 
 impl Drop for Disks {
     fn drop(&mut self) {
-        self.thaw();
         for mount in &self.mounts {
-            let _ = run_tool("umount", &[&mount.display().to_string()]);
+            let at = mount.display().to_string();
+            // Its client has died, if it is frozen still; and whoever uses it is about to end.
+            let _ = run_tool("fsfreeze", &["-u", &at]);
+            let _ = run_tool("umount", &["-l", &at]);
         }
         for image in &self.images {
             let _ = std::fs::remove_file(image);
@@ -239,54 +266,84 @@ impl Drop for Disks {
     }
 }
 
-struct Members {
-    addrs: Vec<SocketAddr>,
-    processes: Vec<Server>,
-    context: Context,
-    options: Options,
+/// A file system that is frozen, and a process that thaws it when its input ends: when we do, in whatever way. Nothing else would, and
+/// who waits for a file system cannot be killed.
+struct Frozen {
+    mount: String,
+    guard: Child,
 }
 
-impl Members {
-    fn start(options: &Options, around: Around<'_>) -> Result<Self, String> {
-        use std::sync::atomic::AtomicU32;
-        static ROUND: AtomicU32 = AtomicU32::new(0);
-        let process = std::process::id() % 60_000 + 256;
-        let first = 1 + ROUND.fetch_add(1, Ordering::Relaxed) * 4 % 240;
-        let ip =
-            |n: u32| IpAddr::V4(Ipv4Addr::new(127, (process >> 8) as u8, process as u8, (first + n) as u8));
-        let (own, ips): (IpAddr, Vec<IpAddr>) = match around.star {
-            Some(_) => (Star::HUB, (0..MEMBERS).map(Star::end).collect()),
-            None => (ip(0), (1..=MEMBERS as u32).map(ip).collect()),
-        };
-        let addrs: Vec<SocketAddr> = ips.into_iter().map(|ip| SocketAddr::new(ip, 7471)).collect();
-        let context = Context::open(remanence_verbs::Options::udp(own)).map_err(|e| e.to_string())?;
-        let mut this = Self { addrs, processes: Vec::new(), context, options: options.clone() };
-        let list = this.addrs.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
-        for n in 0..MEMBERS {
-            let mut command = match around.star {
-                Some(star) => star.command(n, &options.program.display().to_string()),
-                None => Command::new(&options.program),
-            };
-            command.args(["kv", "serve"]).arg(options.directory.join(format!("m{n}")).join("member"));
-            command.args(["--listen", &this.addrs[n].to_string(), "--members", &list]);
-            // Nobody else is on that network.
-            command.args(around.star.map(|_| "--insecure")).args(&options.more);
-            let _ = std::fs::create_dir_all(options.directory.join(format!("m{n}")));
-            let (process, _, lines) = Server::start(command)?;
-            this.processes.push(process);
-            // It says whatever changes, and somebody must read it.
-            std::thread::spawn(move || lines.lines().map_while(Result::ok).for_each(drop));
-        }
-        Ok(this)
+impl Frozen {
+    fn new(mount: &Path) -> Result<Self, String> {
+        let mut guard = Command::new("sh");
+        guard.args(["-c", "read -r _; exec fsfreeze -u \"$0\""]).arg(mount);
+        // Ctrl-C is for us; it goes when we have gone.
+        let guard = guard.process_group(0).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        let guard = guard.spawn().map_err(|e| format!("sh is needed: {e}"))?;
+        let this = Self { mount: mount.display().to_string(), guard };
+        run_tool("fsfreeze", &["-f", &this.mount]).map(|()| this)
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        let _ = run_tool("fsfreeze", &["-u", &self.mount]);
+        drop(self.guard.stdin.take());
+        let _ = self.guard.wait();
+    }
+}
+
+/// Where whoever writes is, and what it needs for a fault.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct WriterSpec {
+    own: IpAddr,
+    members: Vec<SocketAddr>,
+    /// The file systems that can be frozen.
+    mounts: Vec<PathBuf>,
+    /// The network whose cables can be pulled.
+    hub: Option<String>,
+}
+
+/// Who writes, and does the primary harm.
+pub(crate) struct Writer {
+    spec: WriterSpec,
+    processes: Vec<u32>,
+    context: Context,
+}
+
+impl Role for Writer {
+    const WORD: &'static str = "failover-writer";
+    type Spec = WriterSpec;
+    type Here = ();
+    type Peer = Vec<Started>;
+    type Burst = Fault;
+    /// Milliseconds without a write, of one takeover.
+    type Values = Vec<f64>;
+
+    fn open(spec: WriterSpec) -> Result<(Self, ()), String> {
+        spec.hub.as_deref().map_or(Ok(()), netns::enter)?;
+        let context = Context::open(remanence_verbs::Options::udp(spec.own)).map_err(|e| e.to_string())?;
+        Ok((Self { spec, processes: Vec::new(), context }, ()))
     }
 
-    fn with_why(&self, error: String) -> String {
-        format!("{error} ({} members with {:?})", self.processes.len(), self.options.more)
+    fn connect(&mut self, members: Vec<Started>) -> Result<(), String> {
+        self.processes = members.into_iter().map(|member| member.id).collect();
+        Ok(())
     }
 
+    fn run(&mut self, fault: Fault) -> Result<Vec<f64>, String> {
+        self.measure(fault).map(|gap| vec![gap.as_secs_f64() * 1e3])
+    }
+
+    fn counters(&self) -> Counters {
+        Counters::of(&self.context)
+    }
+}
+
+impl Writer {
     fn store(&self) -> Result<Store, String> {
         let options = ConnectOptions::default().patience(PATIENCE);
-        Store::connect_members(&self.context, &self.addrs, options).map_err(|e| e.to_string())
+        Store::connect_members(&self.context, &self.spec.members, options).map_err(|e| e.to_string())
     }
 
     /// Waits until all have images, and the primary does without none. Which one it is.
@@ -294,11 +351,11 @@ impl Members {
         let mut store = self.store()?;
         let begin = Instant::now();
         while begin.elapsed() < PATIENCE {
-            self.options.go_on()?;
             let said: Vec<Option<MemberStats>> =
                 store.members().map_err(|e| e.to_string())?.into_iter().map(|(_, said)| said.ok()).collect();
-            let primary =
-                said.iter().position(|said| said.as_ref().is_some_and(|said| said.role == Role::Primary));
+            let primary = said
+                .iter()
+                .position(|said| said.as_ref().is_some_and(|said| said.role == MemberRole::Primary));
             let all =
                 said.iter().all(|said| said.as_ref().is_some_and(|said| said.complete && said.acks > 0));
             if let Some(primary) = primary.filter(|_| all)
@@ -311,13 +368,13 @@ impl Members {
         Err("the members do not find together".into())
     }
 
-    fn measure(&mut self, fault: Fault, around: Around<'_>) -> Result<Duration, String> {
+    fn measure(&self, fault: Fault) -> Result<Duration, String> {
         let primary = self.whole()?;
         let mut store = self.store()?;
         // When each acknowledged write began and ended.
         let (stop, writes) = (AtomicBool::new(false), Mutex::new(Vec::<(Instant, Instant)>::new()));
         std::thread::scope(|scope| {
-            let (stop, writes, options) = (&stop, &writes, &self.options);
+            let (stop, writes) = (&stop, &writes);
             let writing = scope.spawn(move || -> Result<(), String> {
                 for n in 0_u64.. {
                     if stop.load(Ordering::Acquire) {
@@ -342,39 +399,26 @@ impl Members {
                     if begin.elapsed() > PATIENCE || writing.is_finished() {
                         return Err(format!("no writes for {} s", begin.elapsed().as_secs()));
                     }
-                    options.go_on()?;
                     std::thread::sleep(Duration::from_millis(5));
                 }
                 Ok(())
             };
-            let measured = goes_on(Instant::now()).and_then(|()| {
-                let pid = self.processes[primary].id().to_string();
+            let harmed = goes_on(Instant::now()).and_then(|()| {
                 let at = Instant::now();
-                match fault {
-                    Fault::Kill => run_tool("kill", &["-KILL", &pid])?,
-                    Fault::Stop => run_tool("kill", &["-STOP", &pid])?,
-                    Fault::Disk => around.disks.ok_or("no disks")?.freeze(primary)?,
-                    Fault::Link => around.star.ok_or("no network")?.cut(primary)?,
-                }
-                // What ends while the fault is being made ended before it, perhaps; what begins later did not.
-                let made = Instant::now();
-                goes_on(made).map(|()| at)
+                self.harm(fault, primary).map(|harm| (at, harm))
             });
+            // What ends while the fault is being made ended before it, perhaps; what begins later did not.
+            let goes_on = harmed.is_ok() && goes_on(Instant::now()).is_ok();
             stop.store(true, Ordering::Release);
             // Whoever was stopped goes on, or nobody could end it in order.
-            let pid = self.processes[primary].id().to_string();
-            match fault {
-                Fault::Kill | Fault::Link => {}
-                Fault::Stop => drop(run_tool("kill", &["-CONT", &pid])),
-                Fault::Disk => around.disks.into_iter().for_each(Disks::thaw),
-            }
+            let harmed = harmed.map(|(at, _)| at);
             let wrote = writing.join().map_err(|_| "the writer failed".to_owned())?;
-            let at = match measured {
-                Ok(at) => at,
-                Err(stopped) if options.go_on().is_err() => return Err(stopped),
+            let at = match (harmed, wrote) {
+                (Ok(at), Ok(())) if goes_on => at,
                 // That is an answer, too.
-                Err(_) if wrote.is_ok() => return Ok(PATIENCE),
-                Err(e) => return Err(format!("{e}: {}", wrote.err().unwrap_or_default())),
+                (Ok(_), Ok(())) => return Ok(PATIENCE),
+                (Ok(_), Err(e)) | (Err(e), Ok(())) => return Err(e),
+                (Err(a), Err(b)) => return Err(format!("{a}: {b}")),
             };
             let writes = writes.lock().expect("whole");
             // The longest time without a write that lies, in part at least, behind the fault.
@@ -383,5 +427,38 @@ impl Members {
             let gap = ends.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or_default();
             Ok(gap)
         })
+    }
+
+    /// Does it. What is returned takes back what can be, when it goes.
+    fn harm(&self, fault: Fault, primary: usize) -> Result<(Option<Stopped>, Option<Frozen>), String> {
+        let id = *self.processes.get(primary).ok_or("there is no such member")?;
+        match fault {
+            Fault::Kill => signal(id, "KILL").map(|()| (None, None)),
+            Fault::Stop => Ok((Some(Stopped::new(id)?), None)),
+            Fault::Disk => {
+                Ok((None, Some(Frozen::new(self.spec.mounts.get(primary).ok_or("there are no disks")?)?)))
+            }
+            Fault::Link => netns::cut(self.spec.hub.as_deref().ok_or("there is no network")?, primary)
+                .map(|()| (None, None)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_takeover_is_judged_by_its_mean_and_by_the_longest() {
+        let mut samples = Samples::default();
+        for block in 0..6 {
+            samples.block(block);
+            let gap = if block == 3 { 600.0 } else { 300.0 };
+            samples.add(&Fault::Kill.key(), State::Any, State::Any, [gap]);
+        }
+        let tried = |fault, worst| Tried { fault, worst, failed: 0 };
+        let found = bars(&samples, &[tried(Fault::Kill, Some(600.0)), tried(Fault::Link, None)]);
+        let said: Vec<_> = found.iter().map(|bar| (bar.holds, bar.value.is_some())).collect();
+        assert_eq!(said, [(true, true), (false, true), (false, false), (false, false)], "{found:?}");
     }
 }

@@ -1,20 +1,25 @@
 //! `rem bench gateway`: commands that change something, on a disk, beside Redis that syncs before it replies.
 //!
-//! The servers run as their users start them, on the same file system, with redis-benchmark for a client: Redis without threads that read
-//! and write for it, and with two. Each round starts all of them with nothing, fills them alike, and gives each command to one after the
-//! other; who comes first changes from round to round. What the disk does by itself stands beside them (`limits/file.rs`).
+//! The servers run as their users start them, on the same file system: our gateway with a store of its own; Redis without threads that read
+//! and write for it, and with two, over TCP and over a Unix socket; and, with SET only, memcached, which keeps nothing. Each has clients of
+//! its own, 1 to 256 connections of one thread (`gateway/clients.rs`), with one command under way on each. Each block starts all of them with
+//! nothing, fills them alike, and has a burst of every cell in random order. What the disk does by itself stands beside them
+//! (`limits/file.rs`).
 
-use std::io::{Read as _, Write as _};
-use std::net::TcpStream;
+pub(crate) mod clients;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub(crate) use self::clients::Clients;
+use self::clients::{Ask, Burst, Found};
 use crate::effort::Effort;
-use crate::erda::tcp::At;
 use crate::limits::file::{self, BareFile, write_at_once};
 use crate::machine::State;
-use crate::redis::{self, Fsync, Process, Setting, Shape};
+use crate::programs::{Fate, Programs, Spec};
+use crate::redis::{self, Fsync, Setting};
 use crate::report::{Bar, Report, Sense};
+use crate::role::{self, Lost, Pair, Place};
 use crate::samples::{Key, Metric, Samples};
 
 /// What Redis may be faster by.
@@ -25,15 +30,18 @@ const VALUE: usize = 64;
 const STORE: u64 = 1 << 30;
 /// Numbers that commands on new keys draw from: hardly any comes twice.
 const FRESH: u64 = 1_000_000_000_000;
-/// No reply takes longer, unless a server hangs.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Connections at once: all of these with SET, and those of [`BOTH`] with every command. The bars are of the last of these.
+const SWEEP: [u64; 5] = [1, 4, 16, 64, 256];
+const BOTH: [u64; 2] = [1, 64];
 
 /// How the bench is run.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The program whose gateway is measured: this one, or another release.
     pub program: PathBuf,
-    /// Where both keep what they have: a directory, which is used and left empty.
+    /// The program that is started with the arguments `bench-agent ROLE`.
+    pub roles: PathBuf,
+    /// Where all keep what they have: a directory, which is used and left empty.
     pub directory: PathBuf,
     /// How much is measured.
     pub effort: Effort,
@@ -44,7 +52,7 @@ pub struct Options {
 enum Finds {
     /// Its key, as there is one for each number.
     Keys,
-    /// The same, and they are made again before each run, which takes some of them away.
+    /// The same, each of which is asked for once, and they are made again before each burst.
     KeysToDelete,
     /// No key: its number is drawn from so many that hardly any comes twice.
     Nothing,
@@ -54,269 +62,270 @@ enum Finds {
 
 struct Case {
     name: &'static str,
-    /// The command's words; `VALUE` is one of 64 bytes.
+    /// The command's words; `VALUE` is one of 64 bytes, and `NUMBER` a number.
     words: &'static [&'static str],
     finds: Finds,
     /// What makes the key of a number, or the field.
     fill: &'static [&'static str],
 }
 
-const NUMBER: &str = "__rand_int__";
+const fn case(
+    name: &'static str,
+    words: &'static [&'static str],
+    finds: Finds,
+    fill: &'static [&'static str],
+) -> Case {
+    Case { name, words, finds, fill }
+}
 
+const STRINGS: &[&str] = &["SET", "string:NUMBER", "VALUE"];
 const CASES: [Case; 9] = [
-    Case {
-        name: "SET",
-        words: &["SET", "string:__rand_int__", "VALUE"],
-        finds: Finds::Keys,
-        fill: &["SET", "string:__rand_int__", "VALUE"],
-    },
-    Case {
-        name: "SETEX",
-        words: &["SETEX", "string:__rand_int__", "3600", "VALUE"],
-        finds: Finds::Keys,
-        fill: &["SET", "string:__rand_int__", "VALUE"],
-    },
-    Case {
-        name: "INCR",
-        words: &["INCR", "number:__rand_int__"],
-        finds: Finds::Keys,
-        fill: &["SET", "number:__rand_int__", "0"],
-    },
-    Case {
-        name: "HSET",
-        words: &["HSET", "hash:__rand_int__", "field", "VALUE"],
-        finds: Finds::Keys,
-        fill: &["HSET", "hash:__rand_int__", "field", "VALUE"],
-    },
-    Case {
-        name: "DEL",
-        words: &["DEL", "gone:__rand_int__"],
-        finds: Finds::KeysToDelete,
-        fill: &["SET", "gone:__rand_int__", "VALUE"],
-    },
-    Case {
-        name: "HSET of a large hash",
-        words: &["HSET", "large", "field:__rand_int__", "VALUE"],
-        finds: Finds::OneHash,
-        fill: &["HSET", "large", "field:__rand_int__", "VALUE"],
-    },
-    Case {
-        name: "SET of a new key",
-        words: &["SET", "new:__rand_int__", "VALUE"],
-        finds: Finds::Nothing,
-        fill: &[],
-    },
-    Case {
-        name: "INCR of a new key",
-        words: &["INCR", "count:__rand_int__"],
-        finds: Finds::Nothing,
-        fill: &[],
-    },
-    Case {
-        name: "HSET of a new key",
-        words: &["HSET", "fresh:__rand_int__", "field", "VALUE"],
-        finds: Finds::Nothing,
-        fill: &[],
-    },
+    case("SET", STRINGS, Finds::Keys, STRINGS),
+    case("SETEX", &["SETEX", "string:NUMBER", "3600", "VALUE"], Finds::Keys, STRINGS),
+    case("INCR", &["INCR", "number:NUMBER"], Finds::Keys, &["SET", "number:NUMBER", "0"]),
+    case(
+        "HSET",
+        &["HSET", "hash:NUMBER", "field", "VALUE"],
+        Finds::Keys,
+        &["HSET", "hash:NUMBER", "field", "VALUE"],
+    ),
+    case("DEL", &["DEL", "gone:NUMBER"], Finds::KeysToDelete, &["SET", "gone:NUMBER", "VALUE"]),
+    case(
+        "HSET of a large hash",
+        &["HSET", "large", "field:NUMBER", "VALUE"],
+        Finds::OneHash,
+        &["HSET", "large", "field:NUMBER", "VALUE"],
+    ),
+    case("SET of a new key", &["SET", "new:NUMBER", "VALUE"], Finds::Nothing, &[]),
+    case("INCR of a new key", &["INCR", "count:NUMBER"], Finds::Nothing, &[]),
+    case("HSET of a new key", &["HSET", "fresh:NUMBER", "field", "VALUE"], Finds::Nothing, &[]),
 ];
 
-/// Who is measured.
+/// Who is measured. Peers are asked over a Unix socket, or over TCP as the gateway is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Who {
     Gateway,
-    Redis(Setting),
+    Redis { setting: Setting, unix: bool },
+    Memcached { unix: bool },
 }
 
 /// Syncs before it replies, without threads that read and write for it, and with some.
-const REDIS: [Setting; 2] = [Setting::plain(Fsync::Always), Setting::threaded(Fsync::Always)];
+const SETTINGS: [Setting; 2] = [Setting::plain(Fsync::Always), Setting::threaded(Fsync::Always)];
 
 impl Who {
+    fn all() -> Vec<Self> {
+        let redis = SETTINGS.map(|setting| [false, true].map(|unix| Self::Redis { setting, unix }));
+        let memcached = [false, true].map(|unix| Self::Memcached { unix });
+        [Self::Gateway].into_iter().chain(redis.into_iter().flatten()).chain(memcached).collect()
+    }
+
     fn name(self) -> String {
+        let via = |unix| if unix { "Unix socket" } else { "TCP" };
         match self {
             Self::Gateway => "gateway".to_owned(),
-            Self::Redis(setting) => format!("Redis, {}", setting.words()),
+            Self::Redis { setting, unix } => format!("Redis, {}, {}", setting.words(), via(unix)),
+            Self::Memcached { unix } => format!("memcached, {}", via(unix)),
+        }
+    }
+
+    /// Which program it takes, if that is not installed.
+    fn missing(self) -> Option<(&'static str, String)> {
+        let program = match self {
+            Self::Gateway => return None,
+            Self::Redis { .. } => "redis-server",
+            Self::Memcached { .. } => "memcached",
+        };
+        redis::installed(program, program).err().map(|why| (program, why))
+    }
+
+    fn spec(self, options: &Options, number: usize) -> Spec {
+        let dir = options.directory.join(format!("server{number}"));
+        match self {
+            Self::Gateway => Spec::Gateway { program: options.program.clone(), dir, size: STORE },
+            Self::Redis { setting, .. } => Spec::Redis { dir, setting },
+            Self::Memcached { unix } => Spec::Memcached { dir: unix.then_some(dir) },
+        }
+    }
+
+    const fn is_unix(self) -> bool {
+        matches!(self, Self::Redis { unix: true, .. } | Self::Memcached { unix: true })
+    }
+
+    /// memcached is asked for the first one, as it knows one command only.
+    fn knows(self, case: &Case) -> bool {
+        !matches!(self, Self::Memcached { .. }) || case.name == CASES[0].name
+    }
+
+    fn ask(self, words: &[&str]) -> Ask {
+        if matches!(self, Self::Memcached { .. }) {
+            Ask::memcached(words, VALUE)
+        } else {
+            Ask::resp(words, VALUE)
         }
     }
 }
 
-/// How much is measured.
-struct Amount {
-    rounds: u64,
-    /// Numbers that keys are made of.
-    keys: u64,
-    /// Fields of the large hash.
-    fields: u64,
-    /// Clients at once, and requests of all of them together.
-    shapes: Vec<(u32, u64)>,
-}
-
-impl Amount {
-    fn of(effort: Effort) -> Self {
-        Self {
-            rounds: effort.pick(1, 6, 9),
-            keys: effort.pick(100, 5_000, 20_000),
-            fields: effort.pick(1_000, 10_000, 100_000),
-            shapes: effort.pick(
-                vec![(1, 50), (4, 200)],
-                vec![(1, 100), (50, 3_000)],
-                vec![(1, 1_000), (10, 8_000), (50, 30_000)],
-            ),
-        }
-    }
+/// What one burst is of.
+#[derive(Clone, Copy, Debug)]
+struct Cell {
+    case: usize,
+    clients: u64,
+    /// Its number among the servers that there are.
+    who: usize,
+    /// As the second one of the A/A pair.
+    again: bool,
 }
 
 /// A command's rate, or latency, from so many clients.
-fn key(case: &Case, clients: u32, who: &str, metric: Metric) -> Key {
-    Key { op: case.name.to_owned(), x: clients.into(), series: who.to_owned(), metric }
+fn key(case: &Case, clients: u64, who: Who, metric: Metric) -> Key {
+    Key { op: case.name.to_owned(), x: clients, series: who.name(), metric }
+}
+
+/// A server, and its clients.
+struct Served {
+    who: Who,
+    spec: Spec,
+    pair: Pair<Programs, Clients>,
+}
+
+struct Bench<'a> {
+    options: &'a Options,
+    samples: Samples,
+    lost: Lost,
+    servers: Vec<Served>,
+    settings: serde_json::Map<String, serde_json::Value>,
+    keys: u64,
+    fields: u64,
+    burst: Duration,
 }
 
 /// Runs it. `progress` is told each step, as (done, of, what).
 ///
 /// # Errors
-/// One sentence: a server does not start, or ends, or redis-benchmark gives no figures.
+/// One sentence: there is no room for what the disk is measured with.
 pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Result<Report, String> {
-    let amount = Amount::of(options.effort);
-    let steps = amount.rounds * CASES.len() as u64;
-    let most = amount.shapes.iter().map(|(clients, _)| *clients).max().unwrap_or_default();
-    let (mut samples, mut skipped) = (Samples::default(), Vec::new());
-    let mut settings = serde_json::Map::new();
-    let missing = ["redis-server", "redis-benchmark"]
-        .iter()
-        .zip(["redis-server", "redis-tools"])
-        .find_map(|(program, package)| redis::installed(program, package).err());
-    match missing {
-        Some(why) => skipped.push(why),
-        None => {
-            for round in 0..amount.rounds {
-                samples.block(round);
-                let time = Duration::from_millis(options.effort.pick(20, 300, 1000));
-                let mut bare = [BareFile::new(&options.directory.join("bare"))?];
-                let micros = write_at_once(&mut bare, time)?;
-                let rate = micros.len() as f64 / micros.iter().sum::<f64>();
-                samples.add(&disk(), State::Any, State::Any, [rate]);
-                let mut servers = vec![(Who::Gateway, gateway(options)?)];
-                for (n, setting) in REDIS.into_iter().enumerate() {
-                    let dir = options.directory.join(format!("redis{n}"));
-                    servers.push((Who::Redis(setting), redis::redis(dir, setting)?));
-                }
-                settings =
-                    servers.iter().map(|(who, server)| (who.name(), server.settings().into())).collect();
-                // Who comes first has the disk as somebody else left it.
-                let order = samples.order(servers.len());
-                let servers: Vec<_> = order.into_iter().map(|n| &servers[n]).collect();
-                for (case, what) in CASES.iter().enumerate() {
-                    progress(round * CASES.len() as u64 + case as u64, steps, what.name);
-                    one_case(&amount, case, &servers, &mut samples)?;
-                }
+    let effort = options.effort;
+    let ms = Duration::from_millis;
+    let rounds = effort.pick(1, 6, 9);
+    let mut bench = Bench {
+        options,
+        samples: Samples::default(),
+        lost: Lost::default(),
+        servers: Vec::new(),
+        settings: serde_json::Map::new(),
+        keys: effort.pick(100, 5_000, 20_000),
+        fields: effort.pick(1_000, 10_000, 100_000),
+        burst: effort.pick(ms(10), ms(100), ms(300)),
+    };
+    for (number, who) in Who::all().into_iter().enumerate() {
+        match who.missing() {
+            Some((program, why)) => bench.lost.add(program, why),
+            None => bench.servers.push(Served {
+                who,
+                spec: who.spec(options, number),
+                pair: Pair::new(Place::here(&options.roles)),
+            }),
+        }
+    }
+    let present: Vec<Who> = bench.servers.iter().map(|server| server.who).collect();
+    let mut cells = Vec::new();
+    for (case, what) in CASES.iter().enumerate() {
+        for &clients in if case == 0 { &SWEEP[..] } else { &BOTH } {
+            let who = (0..present.len()).filter(|who| present[*who].knows(what));
+            cells.extend(who.map(|who| Cell { case, clients, who, again: false }));
+        }
+    }
+    // The gateway is the first of them.
+    let control = Cell { case: 0, clients: BOTH[1], who: 0, again: true };
+    cells.push(control);
+    for metric in [Metric::Rate, Metric::Latency] {
+        bench.samples.control(&key(&CASES[0], control.clients, Who::Gateway, metric));
+    }
+    let steps = rounds * cells.len() as u64;
+    let mut bare = [BareFile::new(&options.directory.join("bare"))?];
+    let mut round = 0;
+    while effort.another(round, rounds, || bars(&bench.samples, &present)) {
+        bench.samples.block(round);
+        let micros = write_at_once(&mut bare, bench.burst)?;
+        let rate = micros.len() as f64 / micros.iter().sum::<f64>();
+        bench.samples.add(&disk(), State::Any, State::Any, [rate]);
+        for (n, cell) in bench.samples.order(cells.len()).into_iter().enumerate() {
+            let cell = cells[cell];
+            let name = format!("{}, {}, {}", CASES[cell.case].name, cell.clients, present[cell.who].name());
+            progress(round * cells.len() as u64 + n as u64, steps, &name);
+            if let Err(why) = bench.cell(cell) {
+                bench.lost.add(name, why);
             }
         }
+        for Served { who, pair, .. } in &mut bench.servers {
+            pair.close().unwrap_or_else(|why| bench.lost.add(who.name(), why));
+        }
+        round += 1;
     }
     let kind = redis::file_system(&options.directory).unwrap_or_else(|| "unknown".into());
     let params = serde_json::json!({
-        "rounds": amount.rounds, "keys": amount.keys, "fields of the large hash": amount.fields,
-        "bytes of a value": VALUE, "file system": kind, "x": words_of_x(),
-        "latency": "of each run the p50 that redis-benchmark gives; its p99 stands under the name of the command",
-        "fdatasync": file::WORDS, "settings": settings,
+        "rounds": round, "keys": bench.keys, "fields of the large hash": bench.fields,
+        "bytes of a value": VALUE, "file system": kind, "pinned": role::pinned(),
+        "burst_ms": bench.burst.as_millis() as u64,
+        "x": CASES.map(|case| (case.name, "clients")).into_iter().collect::<std::collections::BTreeMap<_, _>>(),
+        "load": "closed: each client has one command under way, and sends the next one when it is answered",
+        "cpu": "of a program: all of its threads; its application: those that are not an RNIC's engine",
+        "fdatasync": file::WORDS, "settings": bench.settings,
     });
-    let bars = bars(&samples, most);
-    Ok(Report::new("gateway", options.effort, params, &samples, bars, skipped))
+    let mut everyone = Who::all();
+    everyone.retain(|who| !matches!(who, Who::Memcached { .. }));
+    let bars = bars(&bench.samples, &everyone);
+    Ok(Report::new("gateway", effort, params, &bench.samples, bars, bench.lost.lines()))
 }
 
-fn words_of_x() -> serde_json::Value {
-    CASES
-        .iter()
-        .map(|case| (case.name.to_owned(), "clients".into()))
-        .collect::<serde_json::Map<_, _>>()
-        .into()
-}
-
-fn gateway(options: &Options) -> Result<Process, String> {
-    redis::gateway_and_store(&options.program, options.directory.join("gateway"), STORE)
-}
-
-fn one_case(
-    amount: &Amount,
-    case: usize,
-    servers: &[&(Who, Process)],
-    samples: &mut Samples,
-) -> Result<(), String> {
-    let what = &CASES[case];
-    let value = "x".repeat(VALUE);
-    let words: Vec<&str> =
-        what.words.iter().map(|word| if *word == "VALUE" { &value } else { *word }).collect();
-    let space = match what.finds {
-        Finds::Keys | Finds::KeysToDelete => amount.keys,
-        Finds::OneHash => amount.fields,
-        Finds::Nothing => FRESH,
-    };
-    if matches!(what.finds, Finds::Keys | Finds::OneHash) {
-        for (who, server) in servers {
-            fill(server.at(), what, space, &value).map_err(|e| format!("{}: {e}", who.name()))?;
+impl Bench<'_> {
+    /// A burst of it, by a server that was filled.
+    fn cell(&mut self, cell: Cell) -> Result<(), String> {
+        let case = &CASES[cell.case];
+        let Served { who, spec, pair } = &mut self.servers[cell.who];
+        let who = *who;
+        let space = match case.finds {
+            Finds::Keys | Finds::KeysToDelete => self.keys,
+            Finds::OneHash => self.fields,
+            Finds::Nothing => FRESH,
+        };
+        let mut keys = [Metric::Latency, Metric::Rate].map(|metric| key(case, cell.clients, who, metric));
+        if cell.again {
+            keys = keys.map(|key| key.again());
         }
-    }
-    for &(clients, requests) in &amount.shapes {
-        for (who, server) in servers {
-            let failed = |e: String| format!("{}, {}: {e}", what.name, who.name());
-            if what.finds == Finds::KeysToDelete {
-                fill(server.at(), what, space, &value).map_err(failed)?;
+        let fill = |case: &Case, space| Burst::Fill { ask: who.ask(case.fill), space };
+        let load = Burst::Load {
+            ask: who.ask(case.words),
+            space,
+            once: case.finds == Finds::KeysToDelete,
+            clients: cell.clients as usize,
+            time: self.burst,
+        };
+        let (keys_of, settings, fields) = (self.keys, &mut self.settings, self.fields);
+        self.samples.together(self.options.effort, [&keys[0], &keys[1]], || {
+            if !pair.is_open() {
+                let here = pair.open(spec, &who.is_unix())?;
+                settings.extend(here.into_iter().map(|started| (who.name(), started.said)));
+                for (n, filled) in CASES.iter().enumerate() {
+                    let is_first = CASES[..n].iter().all(|other| other.fill != filled.fill);
+                    let space = if filled.finds == Finds::OneHash { fields } else { keys_of };
+                    if is_first
+                        && filled.finds != Finds::KeysToDelete
+                        && !filled.fill.is_empty()
+                        && who.knows(filled)
+                    {
+                        pair.burst(Some(&Fate::Run), &fill(filled, space))?;
+                    }
+                }
             }
-            let shape = Shape { clients, pipeline: 1 };
-            let said = redis::benchmark(server.at(), shape, space, requests, &words).map_err(failed)?;
-            let Some(said) = said.into_iter().next() else {
-                return Err(failed("redis-benchmark gave no figures".into()));
-            };
-            let mut add = |key: &Key, value| samples.add(key, State::Any, State::Any, [value]);
-            add(&key(what, clients, &who.name(), Metric::Rate), said.rate / 1e6);
-            add(&key(what, clients, &who.name(), Metric::Latency), said.p50_us);
-            add(
-                &Key {
-                    op: format!("{}, p99", what.name),
-                    ..key(what, clients, &who.name(), Metric::Latency)
-                },
-                said.p99_us,
-            );
-        }
-    }
-    Ok(())
-}
-
-/// Gives a server a key, or a field, for each number below `space`, in pipelines.
-fn fill(to: &At, case: &Case, space: u64, value: &str) -> Result<(), String> {
-    const PIPELINE: u64 = 500;
-    let lost = |e: std::io::Error| format!("the connection broke while it was filled: {e}");
-    let At::Tcp(addr) = to else { return Err(format!("{to} is not reached over TCP")) };
-    let mut stream = TcpStream::connect(addr).map_err(lost)?;
-    stream.set_read_timeout(Some(PATIENCE)).map_err(lost)?;
-    let mut numbers = 0..space;
-    loop {
-        let (mut requests, mut asked) = (Vec::new(), 0);
-        for number in numbers.by_ref().take(PIPELINE as usize) {
-            requests.extend_from_slice(format!("*{}\r\n", case.fill.len()).as_bytes());
-            for word in case.fill {
-                let word = if *word == "VALUE" { value } else { word };
-                let word = word.replace(NUMBER, &format!("{number:012}"));
-                requests.extend_from_slice(format!("${}\r\n{word}\r\n", word.len()).as_bytes());
+            if case.finds == Finds::KeysToDelete {
+                pair.burst(Some(&Fate::Run), &fill(case, space))?;
             }
-            asked += 1;
-        }
-        if asked == 0 {
-            return Ok(());
-        }
-        stream.write_all(&requests).map_err(lost)?;
-        // A line each: `+OK` or a number.
-        let (mut lines, mut replies) = (0, Vec::new());
-        while lines < asked {
-            let mut chunk = [0; 4096];
-            let len = stream.read(&mut chunk).map_err(lost)?;
-            if len == 0 {
-                return Err("the server closed the connection while it was filled".into());
-            }
-            replies.extend_from_slice(&chunk[..len]);
-            lines += chunk[..len].iter().filter(|byte| **byte == b'\n').count();
-        }
-        if let Some(error) = replies.split(|byte| *byte == b'\n').find(|line| line.starts_with(b"-")) {
-            return Err(format!("it was not filled: {}", String::from_utf8_lossy(error).trim()));
-        }
+            let ran = pair.burst(Some(&Fate::Run), &load)?;
+            let operations = ran.values.micros.len() as u64;
+            let rate = ran.clone().map(|found: Found| vec![found.rate / 1e6]);
+            Ok([ran.map(|found| found.micros).into(), (rate, operations).into()])
+        })
     }
 }
 
@@ -325,14 +334,17 @@ fn disk() -> Key {
     Key { op: "fdatasync".to_owned(), x: 0, series: "this disk".to_owned(), metric: Metric::Rate }
 }
 
-fn bars(samples: &Samples, clients: u32) -> Vec<Bar> {
+/// Redis beside the gateway, where it is asked over TCP as well.
+fn bars(samples: &Samples, of: &[Who]) -> Vec<Bar> {
+    let clients = BOTH[1];
     let bar = |(what, redis): (&Case, Who)| {
-        let of = |who: Who| key(what, clients, &who.name(), Metric::Rate);
-        let ratio = samples.ratio(&of(redis), &of(Who::Gateway));
+        let rate = |who: Who| key(what, clients, who, Metric::Rate);
+        let ratio = samples.ratio(&rate(redis), &rate(Who::Gateway));
         let name = format!("{}, {clients} clients: {} / gateway", what.name, redis.name());
         Bar::new(name, ratio, Sense::AtMost, LIMIT)
     };
-    CASES.iter().flat_map(|what| REDIS.map(|setting| (what, Who::Redis(setting)))).map(bar).collect()
+    let redis = || of.iter().copied().filter(|who| matches!(who, Who::Redis { unix: false, .. }));
+    CASES.iter().flat_map(|what| redis().map(move |who| (what, who))).map(bar).collect()
 }
 
 #[cfg(test)]
@@ -342,14 +354,25 @@ mod tests {
     #[test]
     fn a_bar_lacks_a_value_where_one_side_is_missing() {
         let mut samples = Samples::default();
+        let redis = Who::Redis { setting: SETTINGS[0], unix: false };
         for (block, rate) in [400.0, 100.0].into_iter().enumerate() {
             samples.block(block as u64);
-            for (who, rate) in [(Who::Gateway, 100.0), (Who::Redis(REDIS[0]), rate)] {
-                samples.add(&key(&CASES[0], 50, &who.name(), Metric::Rate), State::Any, State::Any, [rate]);
+            for (who, rate) in [(Who::Gateway, 100.0), (redis, rate)] {
+                samples.add(&key(&CASES[0], BOTH[1], who, Metric::Rate), State::Any, State::Any, [rate]);
             }
         }
-        let value = bars(&samples, 50)[0].value.expect("both sides of both rounds");
+        let bars = bars(&samples, &Who::all());
+        assert_eq!(bars.len(), CASES.len() * SETTINGS.len(), "over TCP, and not of memcached");
+        let value = bars[0].value.expect("both sides of both rounds");
         assert!((value - 2.0).abs() < 0.01, "{value}");
-        assert_eq!(bars(&samples, 50)[1].value, None, "nobody ran it");
+        assert_eq!(bars[1].value, None, "nobody ran it");
+    }
+
+    #[test]
+    fn memcached_is_asked_for_what_it_knows() {
+        let memcached = Who::Memcached { unix: true };
+        let known: Vec<_> = CASES.iter().filter(|case| memcached.knows(case)).map(|case| case.name).collect();
+        assert_eq!(known, ["SET"]);
+        assert!(CASES.iter().all(|case| Who::Gateway.knows(case)));
     }
 }

@@ -1,14 +1,15 @@
 //! `rem bench kv-size`: what a store of many keys costs, and for how long one step of its server holds others up.
 //!
-//! The server's core, in this process, over a file that is mapped as `rem kv serve` maps it; requests and steps come as the host
+//! The server's core, in a process of its own, over a file that is mapped as `rem kv serve` maps it; requests and steps come as the host
 //! gives them, and each is timed by itself. Nobody is served during one, so the longest of them is what another client waits
 //! at most beyond its own request. Time in which the scheduler had this thread wait for a CPU does not count: a machine that
 //! others use says nothing of the store. A store is filled until four fifths of it are live, growing its table on the way; then keys
 //! are overwritten at random, some with a short time to live, while others are read, so that cleaning, growing and expiry go on
-//! at once. The same at an eighth of the size says whether cleaning's cost grows with more than what it copies.
+//! at once: that is a burst. The same at an eighth of the size says whether cleaning's cost grows with more than what it copies. In the end
+//! the store is opened again, and filled until it says that it is full.
 
 use std::os::unix::fs::FileExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
@@ -16,9 +17,12 @@ use remanence_kv::proto::Expect;
 use remanence_kv::server::{ClientId, Room, format};
 use remanence_kv::{Geometry, Options as StoreOptions, Refusal, Reply, Request, Server};
 use remanence_pmem::{FileOptions, Region};
+use serde::{Deserialize, Serialize};
 
 use crate::effort::Effort;
 use crate::report::{Bar, Kind, Report, Row, Sense};
+use crate::role::{self, Agent, Causes, End, Lost, Place, Ran, Role};
+use crate::samples::{Key, Metric, Samples};
 
 /// Bytes of an object: 48 of header, 8 of key.
 const OBJECT: u64 = 128;
@@ -41,7 +45,9 @@ const LINEAR: f64 = 2.5;
 /// How the bench is run.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Where the store's file is made, which is removed in the end.
+    /// The program that is started with the arguments `bench-agent ROLE`.
+    pub program: PathBuf,
+    /// Where the stores' files are made, which are removed in the end.
     pub directory: PathBuf,
     /// Keys; by the effort if nothing is said.
     pub keys: Option<u64>,
@@ -87,14 +93,16 @@ impl Times {
         Self { micros, worst: Duration::ZERO, what: String::new() }
     }
 
-    fn row(&self, op: &str, keys: u64) -> Row {
-        let at = |quantile| self.micros.value_at_quantile(quantile) as f64 / 1e3;
-        Row {
-            mean: Some(self.micros.mean() / 1e3),
-            p99: Some(at(0.99)),
-            p999: Some(at(0.999)),
-            n: self.micros.len(),
-            ..Row::single(op, keys, "one store", ("latency", "us"), at(0.5), Kind::Live)
+    /// What was noted since the last time that this was asked.
+    fn told(&mut self) -> Told {
+        let Self { micros, worst, what } = std::mem::replace(self, Self::new());
+        let each = micros.iter_recorded();
+        Told {
+            each: each
+                .map(|v| (v.value_iterated_to() as f64 / 1e3, v.count_since_last_iteration()))
+                .collect(),
+            worst_ms: worst.as_secs_f64() * 1e3,
+            what,
         }
     }
 }
@@ -262,164 +270,337 @@ impl Drop for File {
     }
 }
 
-/// What was found of one store.
-struct Found {
+/// The store that a process is to have.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Spec {
+    file: PathBuf,
     keys: u64,
-    rows: Vec<Row>,
-    put: (Duration, String),
-    get: (Duration, String),
-    step: (Duration, String),
-    moved_us: Option<f64>,
-    per_key: f64,
-    on_medium: f64,
-    opened: Duration,
-    counted: Duration,
-    full: Option<Duration>,
+}
+
+/// What is done with it.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) enum Burst {
+    Fill,
+    Overwrite(Duration),
+    Reopen,
+    FillUp,
+}
+
+/// What requests or steps of one kind took: microseconds, and how many took so long; and the longest one.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Told {
+    each: Vec<(f64, u64)>,
+    worst_ms: f64,
+    what: String,
+}
+
+/// The kinds, in the order of [`Found::told`].
+const KINDS: [&str; 3] = ["put", "get", "step"];
+
+/// What was found, as far as the burst says something of it.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Found {
+    told: [Told; 3],
+    /// Of steps, microseconds for each object that they moved.
+    moved_us: f64,
+    memory_per_key: f64,
+    medium_per_key: f64,
     live: f64,
+    opened_ms: f64,
+    counted_ms: f64,
+    /// None if it was not full when eight times the keys were there.
+    full_ms: Option<f64>,
 }
 
-fn worst(times: &Times) -> (Duration, String) {
-    (times.worst, times.what.clone())
+/// A store, in its process.
+pub(crate) struct Core {
+    asked: u64,
+    keys: u64,
+    size: u64,
+    /// Memory of the process without it.
+    before: u64,
+    run: Run,
+    region: Region,
+    _file: File,
 }
 
-fn store(directory: &Path, keys: u64, lasts: Duration, progress: &mut dyn FnMut(&str)) -> Outcome<Found> {
-    let size = ((keys * (OBJECT + TABLE)) * 5 / 4).next_multiple_of(1 << 20).max(8 << 20);
-    let path = directory.join("kv-size");
-    let region =
-        FileOptions::new().create_new(size).open(&path).map_err(|e| format!("{}: {e}", path.display()))?;
-    let _file = File(path.clone());
-    // A table of the size that a store begins with.
-    format(&region, &Geometry::for_size(size), 1024, 0x5EED, [9; 16]).map_err(|e| e.to_string())?;
-    let before = memory();
-    let mut run = Run::open(&region)?;
-    progress(&format!("{keys} keys: filling"));
-    let asked = keys;
-    let mut keys = 0;
-    // The table grows by doubling, so how much of the store it takes depends on the number: more keys come until it is full enough.
-    while keys < asked || !keys.is_multiple_of(64) || run.share() < SHARE_LIVE {
-        run.put(keys, 0)?.map_err(|refusal| format!("key {keys} of {asked}: {refusal}"))?;
-        keys += 1;
-    }
-    let live = run.share();
-    let per_key = (memory().saturating_sub(before)) as f64 / keys as f64;
-    progress(&format!("{keys} keys: overwriting"));
-    let (moved, spent) = (run.server.stats().objects_moved, run.spent);
-    let begin = Instant::now();
-    let (mut short, mut lost) = (0_u64, 0_u64);
-    // On a busy machine it takes longer until there is something to clean.
-    let nothing_moved = |run: &Run| run.server.stats().objects_moved == moved && begin.elapsed() < PATIENCE;
-    while begin.elapsed() < lasts || nothing_moved(&run) {
-        for _ in 0..8 {
-            let key = run.draw(keys);
-            run.put(key, 0)?.map_err(|refusal| format!("key {key} again: {refusal}"))?;
-        }
-        // Keys that come and go: a twentieth of all at a time.
-        short += 1;
-        let ends = run.now() + 500 + run.draw(1000);
-        match run.put(keys + short % (keys / 20).max(1), ends)? {
-            Ok(()) | Err(Refusal::Full) => {}
-            Err(refusal) => return Err(format!("a key that ends: {refusal}")),
-        }
-        let key = run.draw(keys);
-        lost += u64::from(!run.get(key)?);
-    }
-    if lost > 0 {
-        return Err(format!("{lost} keys had no value, though each was put"));
-    }
-    let moved = run.server.stats().objects_moved - moved;
-    let moved_us = (moved > 0).then(|| (run.spent - spent).as_secs_f64() * 1e6 / moved as f64);
-    let on_medium = size as f64 / keys as f64;
-    let rows = vec![run.puts.row("put", keys), run.gets.row("get", keys), run.steps.row("step", keys)];
-    let (mut put, get, mut step) = (worst(&run.puts), worst(&run.gets), worst(&run.steps));
+impl Role for Core {
+    const WORD: &'static str = "kv-size-core";
+    type Spec = Spec;
+    type Here = ();
+    type Peer = ();
+    type Burst = Burst;
+    type Values = Found;
 
-    progress(&format!("{keys} keys: opening"));
-    drop(run);
-    let begin = Instant::now();
-    let mut run = Run::open(&region)?;
-    let opened = begin.elapsed();
-    while !run.room().counted && begin.elapsed() < PATIENCE {
-        run.step()?;
+    fn open(Spec { file, keys }: Spec) -> Result<(Self, ()), String> {
+        let size = ((keys * (OBJECT + TABLE)) * 5 / 4).next_multiple_of(1 << 20).max(8 << 20);
+        let said = |e: &dyn std::fmt::Display| format!("{}: {e}", file.display());
+        let _ = std::fs::remove_file(&file);
+        let region = FileOptions::new().create_new(size).open(&file).map_err(|e| said(&e))?;
+        // A table of the size that a store begins with.
+        format(&region, &Geometry::for_size(size), 1024, 0x5EED, [9; 16]).map_err(|e| said(&e))?;
+        let before = memory();
+        let run = Run::open(&region)?;
+        Ok((Self { asked: keys, keys: 0, size, before, run, region, _file: File(file) }, ()))
     }
-    let counted = begin.elapsed();
 
-    progress(&format!("{keys} keys: full"));
-    let mut last = Instant::now();
-    let mut full = None;
-    for key in 2 * keys..8 * keys {
-        match run.put(key, 0)? {
-            Ok(()) => last = Instant::now(),
-            Err(Refusal::Full) => {
-                full = Some(last.elapsed());
-                break;
+    fn run(&mut self, burst: Burst) -> Result<Found, String> {
+        let mut found = Found::default();
+        match burst {
+            Burst::Fill => self.fill(&mut found)?,
+            Burst::Overwrite(time) => found.moved_us = self.overwrite(time)?,
+            Burst::Reopen => self.reopen(&mut found)?,
+            Burst::FillUp => found.full_ms = self.fill_up()?,
+        }
+        let Run { puts, gets, steps, .. } = &mut self.run;
+        found.told = [puts, gets, steps].map(Times::told);
+        Ok(found)
+    }
+}
+
+fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+impl Core {
+    fn fill(&mut self, found: &mut Found) -> Outcome<()> {
+        let run = &mut self.run;
+        // The table grows by doubling, so how much of the store it takes depends on the number: more keys come until it is full enough.
+        while self.keys < self.asked || !self.keys.is_multiple_of(64) || run.share() < SHARE_LIVE {
+            let key = self.keys;
+            run.put(key, 0)?.map_err(|refusal| format!("key {key} of {}: {refusal}", self.asked))?;
+            self.keys += 1;
+        }
+        found.live = 100.0 * run.share();
+        found.memory_per_key = memory().saturating_sub(self.before) as f64 / self.keys as f64;
+        found.medium_per_key = self.size as f64 / self.keys as f64;
+        Ok(())
+    }
+
+    fn overwrite(&mut self, lasts: Duration) -> Outcome<f64> {
+        let (run, keys) = (&mut self.run, self.keys);
+        let (moved, spent) = (run.server.stats().objects_moved, run.spent);
+        let begin = Instant::now();
+        let (mut short, mut lost) = (0_u64, 0_u64);
+        // On a busy machine it takes longer until there is something to clean.
+        let nothing_moved =
+            |run: &Run| run.server.stats().objects_moved == moved && begin.elapsed() < PATIENCE;
+        while begin.elapsed() < lasts || nothing_moved(run) {
+            for _ in 0..8 {
+                let key = run.draw(keys);
+                run.put(key, 0)?.map_err(|refusal| format!("key {key} again: {refusal}"))?;
             }
-            Err(refusal) => return Err(format!("a store that is nearly full: {refusal}")),
+            // Keys that come and go: a twentieth of all at a time.
+            short += 1;
+            let ends = run.now() + 500 + run.draw(1000);
+            match run.put(keys + short % (keys / 20).max(1), ends)? {
+                Ok(()) | Err(Refusal::Full) => {}
+                Err(refusal) => return Err(format!("a key that ends: {refusal}")),
+            }
+            let key = run.draw(keys);
+            lost += u64::from(!run.get(key)?);
+        }
+        if lost > 0 {
+            return Err(format!("{lost} keys had no value, though each was put"));
+        }
+        match run.server.stats().objects_moved - moved {
+            0 => Err(format!("cleaning moved nothing within {} s", PATIENCE.as_secs())),
+            moved => Ok((run.spent - spent).as_secs_f64() * 1e6 / moved as f64),
         }
     }
-    if full.is_some() {
-        for key in 0..1000.min(keys) {
-            run.put(key, 0)?.map_err(|refusal| format!("a full store, key {key} again: {refusal}"))?;
-            run.get(key)?;
+
+    fn reopen(&mut self, found: &mut Found) -> Outcome<()> {
+        let begin = Instant::now();
+        self.run = Run::open(&self.region)?;
+        found.opened_ms = ms(begin.elapsed());
+        while !self.run.room().counted && begin.elapsed() < PATIENCE {
+            self.run.step()?;
         }
-        let delete = Request::Delete { key: 0_u64.to_le_bytes().to_vec(), expect: Expect::Any };
-        let now = run.now();
-        let deleted = run.server.handle(now, run.client, &delete);
-        if !matches!(deleted, Reply::Done { .. }) {
-            return Err(format!("a DELETE in a full store is answered with {deleted:?}"));
-        }
+        found.counted_ms = ms(begin.elapsed());
+        Ok(())
     }
-    for (worst, times) in [(&mut put, &run.puts), (&mut step, &run.steps)] {
-        if times.worst > worst.0 {
-            *worst = (times.worst, format!("{}, after it was opened again", times.what));
+
+    fn fill_up(&mut self) -> Outcome<Option<f64>> {
+        let (run, keys) = (&mut self.run, self.keys);
+        let mut last = Instant::now();
+        let mut full = None;
+        for key in 2 * keys..8 * keys {
+            match run.put(key, 0)? {
+                Ok(()) => last = Instant::now(),
+                Err(Refusal::Full) => {
+                    full = Some(ms(last.elapsed()));
+                    break;
+                }
+                Err(refusal) => return Err(format!("a store that is nearly full: {refusal}")),
+            }
         }
+        if full.is_some() {
+            for key in 0..1000.min(keys) {
+                run.put(key, 0)?.map_err(|refusal| format!("a full store, key {key} again: {refusal}"))?;
+                run.get(key)?;
+            }
+            let delete = Request::Delete { key: 0_u64.to_le_bytes().to_vec(), expect: Expect::Any };
+            let now = run.now();
+            let deleted = run.server.handle(now, run.client, &delete);
+            if !matches!(deleted, Reply::Done { .. }) {
+                return Err(format!("a DELETE in a full store is answered with {deleted:?}"));
+            }
+        }
+        Ok(full)
     }
-    Ok(Found { keys, rows, put, get, step, moved_us, per_key, on_medium, opened, counted, full, live })
 }
+
+/// A store in a process, which is started and filled when it is not there.
+struct Store {
+    place: Place,
+    spec: Spec,
+    core: Option<Agent<Core>>,
+    /// The longest of each kind so far: milliseconds, and what it was about.
+    worst: [(f64, String); 3],
+    /// What it was like when it was filled.
+    filled: Found,
+}
+
+impl Store {
+    fn new(options: &Options, keys: u64) -> Self {
+        let spec = Spec { file: options.directory.join(format!("store{keys}")), keys };
+        let place = Place::here(&options.program);
+        Self { place, spec, core: None, worst: Default::default(), filled: Found::default() }
+    }
+
+    fn burst(&mut self, burst: Burst) -> Result<(Found, Causes), String> {
+        if self.core.is_none() {
+            // A store of many keys takes minutes to be filled.
+            let mut core = Agent::start(&self.place, End::Server)?.patience(5 * PATIENCE);
+            core.open(&self.spec)?;
+            self.core = Some(core);
+            self.filled = self.burst(Burst::Fill)?.0;
+        }
+        let core = self.core.as_mut().ok_or("it is not there")?;
+        let ran = core.run(&burst);
+        match &ran {
+            Ok((found, _)) => {
+                for (worst, told) in self.worst.iter_mut().zip(&found.told) {
+                    if told.worst_ms > worst.0 {
+                        *worst = (told.worst_ms, format!("{} ({burst:?})", told.what));
+                    }
+                }
+            }
+            Err(_) => self.core = None,
+        }
+        ran
+    }
+
+    fn key(&self, op: &str) -> Key {
+        Key { op: op.to_owned(), x: self.spec.keys, series: "one store".to_owned(), metric: Metric::Latency }
+    }
+
+    /// What is sampled of it: requests and steps, and what cleaning costs.
+    fn keys(&self) -> [Key; 4] {
+        let [put, get, step] = KINDS;
+        [put, get, step, CLEANING].map(|op| self.key(op))
+    }
+
+    /// A burst under these names.
+    fn sample(
+        &mut self,
+        samples: &mut Samples,
+        effort: Effort,
+        keys: &[Key; 4],
+        time: Duration,
+    ) -> Outcome<()> {
+        samples.together(effort, keys.each_ref(), || {
+            let (found, server) = self.burst(Burst::Overwrite(time))?;
+            let all = found.told.map(|told| {
+                let each = told.each.into_iter();
+                each.flat_map(|(value, count)| std::iter::repeat_n(value, count as usize))
+                    .collect::<Vec<f64>>()
+            });
+            let operations = (all[0].len() + all[1].len()) as u64;
+            let [put, get, step] =
+                all.map(|values| (Ran { values, client: Causes::default(), server }, operations).into());
+            Ok([put, get, step, vec![found.moved_us].into()])
+        })
+    }
+}
+
+const CLEANING: &str = "cleaning, for each object moved";
 
 /// Runs it. `progress` is told each step, as (done, of, what).
 ///
 /// # Errors
 /// One sentence: there is no room, or the store said what it must not.
 pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Result<Report, String> {
-    let keys = options.keys.unwrap_or(options.effort.pick(40_000, 1_000_000, 10_000_000));
-    let lasts = Duration::from_millis(options.effort.pick(300, 10_000, 30_000));
-    let mut done = 0;
-    let mut told = |what: &str| {
-        progress(done, 8, what);
-        done += 1;
-    };
-    let small = store(&options.directory, (keys / 8).max(1000), lasts / 2, &mut told)?;
-    let large = store(&options.directory, keys, lasts, &mut told)?;
-    let ms = |time: Duration| time.as_secs_f64() * 1e3;
-    let (mut rows, mut skipped) = (Vec::new(), Vec::new());
-    for found in [&small, &large] {
-        rows.extend(found.rows.iter().cloned());
+    let effort = options.effort;
+    let keys = options.keys.unwrap_or(effort.pick(40_000, 1_000_000, 10_000_000));
+    let millis = Duration::from_millis;
+    let (rounds, burst) = effort.pick((1, millis(300)), (6, millis(1000)), (9, millis(3000)));
+    let mut stores = [(keys / 8).max(1000), keys].map(|keys| Store::new(options, keys));
+    let names = stores.each_ref().map(Store::keys);
+    let (mut samples, mut lost) = (Samples::default(), Lost::default());
+    names[1].iter().for_each(|key| samples.control(key));
+    // The large one twice.
+    let cells = [(0, names[0].clone()), (1, names[1].clone()), (1, names[1].each_ref().map(Key::again))];
+    let total = rounds * cells.len() as u64 + 2;
+    let mut round = 0;
+    while effort.another(round, rounds, || vec![linear(&samples, &names)]) {
+        samples.block(round);
+        for (n, cell) in samples.order(cells.len()).into_iter().enumerate() {
+            let (store, names) = &cells[cell];
+            let what = format!("{} keys", names[0].x);
+            progress(round * cells.len() as u64 + n as u64, total, &what);
+            let sampled = stores[*store].sample(&mut samples, effort, names, burst);
+            sampled.unwrap_or_else(|why| lost.add(what, why));
+        }
+        round += 1;
     }
+    let large = &mut stores[1];
+    let mut last = |burst: Burst, what: &str| {
+        progress(total - 1, total, what);
+        large.burst(burst).map(|(found, _)| found).map_err(|why| lost.add(what, why)).ok()
+    };
+    let opened = last(Burst::Reopen, "opening");
+    let full = last(Burst::FillUp, "a full store");
+    if full.as_ref().is_some_and(|full| full.full_ms.is_none()) {
+        lost.add("a full store", "it was not full when eight times the keys were there");
+    }
+    let filled = &large.filled;
+    let mut rows = Vec::new();
     let mut figure = |op: &str, metric, unit, value: f64| {
-        rows.push(Row::single(op, large.keys, "one store", (metric, unit), value, Kind::Live));
+        rows.push(Row::single(op, keys, "one store", (metric, unit), value, Kind::Live));
     };
-    figure("memory of the server per key", "size", "B", large.per_key);
-    figure("medium per key", "size", "B", large.on_medium);
-    figure("live, of what can be live", "share", "%", 100.0 * large.live);
-    figure("opening", "time", "ms", ms(large.opened));
-    figure("opening, and counting all keys", "time", "ms", ms(large.counted));
-    let linear = small.moved_us.zip(large.moved_us).map(|(small, large)| large / small);
-    if linear.is_none() {
-        skipped.push("cleaning moved nothing: the run is too short".to_owned());
+    figure("memory of the server per key", "size", "B", filled.memory_per_key);
+    figure("medium per key", "size", "B", filled.medium_per_key);
+    figure("live, of what can be live", "share", "%", filled.live);
+    if let Some(opened) = &opened {
+        figure("opening", "time", "ms", opened.opened_ms);
+        figure("opening, and counting all keys", "time", "ms", opened.counted_ms);
     }
-    if large.full.is_none() {
-        skipped.push("the store was not full when eight times the keys were there".to_owned());
-    }
+    let [put, get, step] = &large.worst;
+    // None has been seen where no burst was whole.
+    let longest = |name: &str, worst: &(f64, String)| {
+        let value = (worst.0 > 0.0).then_some(worst.0);
+        Bar::new(format!("the longest {name}, ms"), value, Sense::AtMost, WAIT)
+    };
     let bars = vec![
-        Bar::new("the longest PUT, ms", Some(ms(large.put.0)), Sense::AtMost, WAIT),
-        Bar::new("the longest GET, ms", Some(ms(large.get.0)), Sense::AtMost, WAIT),
-        Bar::new("the longest step between requests, ms", Some(ms(large.step.0)), Sense::AtMost, WAIT),
-        Bar::new("cleaning, per object moved, beside an eighth of the keys", linear, Sense::AtMost, LINEAR),
-        Bar::new("a store that is full says so, ms", large.full.map(ms), Sense::AtMost, FULL),
+        longest("PUT", put),
+        longest("GET", get),
+        longest("step between requests", step),
+        linear(&samples, &names),
+        Bar::new("a store that is full says so, ms", full.and_then(|full| full.full_ms), Sense::AtMost, FULL),
     ];
     let params = serde_json::json!({
-        "effort": options.effort.word(), "keys": keys, "value": VALUE, "seconds": lasts.as_secs_f64(),
-        "longest_put": large.put.1, "longest_get": large.get.1, "longest_step": large.step.1,
+        "keys": keys, "value": VALUE, "rounds": round, "burst_ms": burst.as_millis() as u64, "pinned": role::pinned(),
+        "longest_put": put.1, "longest_get": get.1, "longest_step": step.1,
         "waits": "of one request or step, without the time in which the scheduler had it wait for a CPU",
     });
-    Ok(Report::of_rows("kv-size", params, rows, bars, skipped))
+    let mut report = Report::new("kv-size", effort, params, &samples, bars, lost.lines());
+    report.rows.extend(rows);
+    Ok(report)
+}
+
+/// What an object that is moved costs, beside the store of an eighth of the keys.
+fn linear(samples: &Samples, [small, large]: &[[Key; 4]; 2]) -> Bar {
+    let name = "cleaning, per object moved, beside an eighth of the keys";
+    Bar::new(name, samples.ratio(&large[3], &small[3]), Sense::AtMost, LINEAR)
 }

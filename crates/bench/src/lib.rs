@@ -22,6 +22,7 @@ pub mod peers;
 pub mod perftest;
 pub mod plot;
 mod process;
+mod programs;
 pub mod quorum;
 mod redis;
 pub mod remotelog;

@@ -105,32 +105,37 @@ impl Star {
         IpAddr::V4(Ipv4Addr::new(10, 89, 0, n as u8 + 1))
     }
 
-    /// A command that runs `program` at an end.
+    /// What stands before a command line that is to run at an end.
     #[must_use]
-    pub fn command(&self, n: usize, program: &str) -> Command {
-        let mut command = Command::new("ip");
-        command.args(["netns", "exec", &self.ends[n], program]);
-        command
+    pub fn prefix(&self, n: usize) -> Vec<String> {
+        ["ip", "netns", "exec", &self.ends[n]].map(str::to_owned).into()
     }
 
-    /// Moves the calling thread to the bridge, for good; the threads and processes that it starts are there, too.
-    ///
-    /// # Errors
-    /// What the kernel says.
-    pub fn enter(&self) -> Result<(), String> {
-        let path = format!("/run/netns/{}", self.hub);
-        let namespace = File::open(&path).map_err(|e| format!("{path}: {e}"))?;
-        move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))
-            .map_err(|e| format!("{path}: {e}"))
+    /// The namespace of the bridge, by its name.
+    #[must_use]
+    pub fn hub(&self) -> &str {
+        &self.hub
     }
+}
 
-    /// Pulls the cable of an end: its interface has no carrier then, and nothing arrives either way.
-    ///
-    /// # Errors
-    /// What `ip` says.
-    pub fn cut(&self, n: usize) -> Result<(), String> {
-        ip(&["-n", &self.hub, "link", "set", &port(n), "down"])
-    }
+/// Moves the calling thread to a namespace, for good; the threads and processes that it starts are there, too.
+///
+/// # Errors
+/// What the kernel says.
+pub fn enter(name: &str) -> Result<(), String> {
+    let path = format!("/run/netns/{name}");
+    let namespace = File::open(&path).map_err(|e| format!("{path}: {e}"))?;
+    move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))
+        .map_err(|e| format!("{path}: {e}"))
+}
+
+/// Pulls the cable of an end of the star whose [bridge](Star::hub) this is: its interface has no carrier then, and nothing arrives either
+/// way.
+///
+/// # Errors
+/// What `ip` says.
+pub fn cut(hub: &str, n: usize) -> Result<(), String> {
+    ip(&["-n", hub, "link", "set", &port(n), "down"])
 }
 
 impl Drop for Star {

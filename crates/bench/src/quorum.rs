@@ -1,7 +1,7 @@
 //! `rem bench quorum`: what a durable append to a log on several servers waits for.
 //!
 //! Three servers that hold one log, of which two acknowledge, beside three that hold one each: processes of this program at its
-//! default settings, on files in one directory, reached over loopback. Appends to each server alone say which one is the
+//! default settings, on files in one directory, reached over loopback; whoever appends is a process as well. Appends to each server alone say which one is the
 //! second-fastest, which is what a quorum of two can be compared with; then one append after the other is made to all three, while all
 //! of them answer, and while the third one is stopped (SIGSTOP). All of it is interleaved, in another order each round.
 //!
@@ -9,8 +9,7 @@
 //! written and synced to one file, and to two files at once (`limits/file.rs`).
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -19,11 +18,14 @@ use remanence_remote::Reactor;
 use remanence_remotelog::format::superblock::Uuid;
 use remanence_remotelog::{AppendError, Group, GroupError, Method, SessionConnection, connect, group};
 use remanence_verbs::Context;
+use serde::{Deserialize, Serialize};
 
 use crate::effort::Effort;
+use crate::erda::tcp::At;
 use crate::limits::file::{self, BareFile, write_at_once};
-use crate::process::Server;
+use crate::programs::{Fate, Programs, Spec, Started};
 use crate::report::{Bar, Report, Sense};
+use crate::role::{self, Counters, Lost, Pair, Place, Ran, Role};
 use crate::samples::{Key, Metric, Samples};
 
 /// Servers of the log.
@@ -44,6 +46,8 @@ const LIMIT: f64 = 1.3;
 pub struct Options {
     /// The program that serves: this one, or another release.
     pub program: PathBuf,
+    /// The program that is started with the arguments `bench-agent ROLE`.
+    pub roles: PathBuf,
     /// Where servers keep what they have: a directory, which is used and left empty.
     pub directory: PathBuf,
     /// How much is measured.
@@ -55,8 +59,8 @@ pub struct Options {
 }
 
 /// What one append after the other is made to.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Series {
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) enum Series {
     /// A server by itself.
     Alone(usize),
     /// One append after the other to all three servers, while all of them answer.
@@ -93,22 +97,17 @@ impl Series {
 /// Runs it. `progress` is told each step, as (done, of, what).
 ///
 /// # Errors
-/// One sentence: a server does not start, or a log takes no records.
+/// One sentence: it was stopped.
 pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Result<Report, String> {
     let ms = Duration::from_millis;
     let (rounds, burst) = options.effort.pick((1_u64, ms(5)), (12, ms(150)), (60, ms(300)));
-    let servers = Servers::start(options)?;
-    let context = Context::open(remanence_verbs::Options::udp(servers.own)).map_err(|e| e.to_string())?;
-    let (apart, together) = servers.addrs.split_at(SERVERS);
-    let mut alone = Vec::new();
-    for addr in apart {
-        alone.push(open(&context, std::slice::from_ref(addr), 1)?);
-    }
-    let mut all = open(&context, together, ACKS)?;
-    let mut bare = (0..ACKS)
-        .map(|n| BareFile::new(&options.directory.join(format!("bare{n}"))))
-        .collect::<Result<Vec<_>, _>>()?;
-    let mut samples = Samples::default();
+    let process = std::process::id() % 60_000 + 256;
+    let ip = |n: u8| IpAddr::V4(Ipv4Addr::new(127, (process >> 8) as u8, process as u8, n));
+    let servers = Spec::Ours((0..2 * SERVERS).map(|n| served(options, n, ip(n as u8 + 2))).collect());
+    let writer = WriterSpec { own: ip(1), directory: options.directory.clone() };
+    let mut pair: Pair<Programs, Writer> = Pair::new(Place::here(&options.roles));
+    let mut survives = serde_json::Value::Null;
+    let (mut samples, mut lost) = (Samples::default(), Lost::default());
     samples.control(&Series::Alone(0).key(PAYLOADS[0]));
     let cells: Vec<(usize, Series)> =
         PAYLOADS.into_iter().flat_map(|payload| Series::ALL.map(|series| (payload, series))).collect();
@@ -123,33 +122,47 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
             let (payload, series) = cells[cell];
             let key = series.key(payload);
             progress(round * cells.len() as u64 + n as u64, total, &key.series);
-            match series {
-                Series::Alone(n) => {
-                    samples.burst(options.effort, &key, || append(&mut alone[n], payload, burst))?;
+            let measured = samples.burst(options.effort, &key, || {
+                if !pair.is_open() {
+                    survives = pair.open(&servers, &writer)?[0].said["survives"].clone();
                 }
-                Series::All => {
-                    caught_up(&mut all)?;
-                    samples.burst(options.effort, &key, || append(&mut all, payload, burst))?;
-                }
-                Series::Stopped => {
-                    caught_up(&mut all)?;
-                    let _stopped = Paused::new(&servers.processes[SERVERS + 2])?;
-                    samples.burst(options.effort, &key, || append(&mut all, payload, burst))?;
-                }
-                Series::Bare(n) => {
-                    samples.burst(options.effort, &key, || write_at_once(&mut bare[..n], burst))?;
-                }
-            }
+                burst_of(&mut pair, series, payload, burst)
+            });
+            measured.unwrap_or_else(|why| lost.add(format!("{} {payload}", key.series), why));
         }
         round += 1;
     }
     let params = serde_json::json!({
         "payloads": PAYLOADS, "servers": SERVERS, "acks": ACKS, "rounds": round,
-        "burst_ms": burst.as_millis() as u64, "arguments": options.more,
-        "survives": servers.survives, "bare": file::WORDS,
+        "burst_ms": burst.as_millis() as u64, "arguments": options.more, "pinned": role::pinned(),
+        "survives": survives, "bare": file::WORDS,
+        "cpu": "of the servers: all threads of all six; their application: those that are not an RNIC's engine",
     });
     let bars = bars(&samples);
-    Ok(Report::new("quorum", options.effort, params, &samples, bars, Vec::new()))
+    Ok(Report::new("quorum", options.effort, params, &samples, bars, lost.lines()))
+}
+
+/// How a server is started, and where it keeps what it has.
+fn served(options: &Options, number: usize, at: IpAddr) -> (Vec<String>, PathBuf) {
+    let dir = options.directory.join(format!("server{number}"));
+    let (program, file) = (options.program.display().to_string(), dir.join("log").display().to_string());
+    let line = [&program, "log", "serve", &file, "--listen", &at.to_string()].map(str::to_owned);
+    (line.into_iter().chain(options.more.iter().cloned()).collect(), dir)
+}
+
+/// A burst of it, behind which all servers have everything.
+fn burst_of(
+    pair: &mut Pair<Programs, Writer>,
+    series: Series,
+    payload: usize,
+    time: Duration,
+) -> Result<Ran<Vec<f64>>, String> {
+    // The last of the three that hold one log.
+    let fate = if series == Series::Stopped { Fate::Stopped(2 * SERVERS - 1) } else { Fate::Run };
+    if matches!(series, Series::All | Series::Stopped) {
+        pair.burst(Some(&Fate::Run), &Burst::CatchUp)?;
+    }
+    pair.burst(Some(&fate), &Burst::Append { series, payload, time })
 }
 
 /// The servers by themselves, the fastest first, as far as they were measured.
@@ -184,6 +197,75 @@ fn bars(samples: &Samples) -> Vec<Bar> {
         Series::Stopped.key(PAYLOADS[0]).series
     );
     vec![bar(Series::Stopped), bar(Series::All), Bar::new(name, shared, Sense::AtMost, LIMIT)]
+}
+
+/// Where whoever appends is, and where the files are that are written bare.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct WriterSpec {
+    own: IpAddr,
+    directory: PathBuf,
+}
+
+/// What it does.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) enum Burst {
+    /// Wait until all three have what two acknowledged.
+    CatchUp,
+    /// Append for a while, or write bare.
+    Append { series: Series, payload: usize, time: Duration },
+}
+
+/// Who appends: to each log by itself, and to the one of three servers.
+pub(crate) struct Writer {
+    alone: Vec<Group<SessionConnection>>,
+    all: Option<Group<SessionConnection>>,
+    bare: Vec<BareFile>,
+    context: Context,
+}
+
+impl Role for Writer {
+    const WORD: &'static str = "quorum-writer";
+    type Spec = WriterSpec;
+    type Here = ();
+    type Peer = Vec<Started>;
+    type Burst = Burst;
+    type Values = Vec<f64>;
+
+    fn open(spec: WriterSpec) -> Result<(Self, ()), String> {
+        let context = Context::open(remanence_verbs::Options::udp(spec.own)).map_err(|e| e.to_string())?;
+        let bare = (0..ACKS).map(|n| BareFile::new(&spec.directory.join(format!("bare{n}"))));
+        Ok((Self { alone: Vec::new(), all: None, bare: bare.collect::<Result<_, _>>()?, context }, ()))
+    }
+
+    fn connect(&mut self, servers: Vec<Started>) -> Result<(), String> {
+        let address = |server: &Started| match server.at[..] {
+            [At::Tcp(at)] => Ok(at),
+            _ => Err("a server does not say where it is".to_owned()),
+        };
+        let addrs = servers.iter().map(address).collect::<Result<Vec<SocketAddr>, _>>()?;
+        let (apart, together) = addrs.split_at(SERVERS);
+        for addr in apart {
+            self.alone.push(open(&self.context, std::slice::from_ref(addr), 1)?);
+        }
+        self.all = Some(open(&self.context, together, ACKS)?);
+        Ok(())
+    }
+
+    fn run(&mut self, burst: Burst) -> Result<Vec<f64>, String> {
+        let all = self.all.as_mut().ok_or("nobody is connected")?;
+        match burst {
+            Burst::CatchUp => caught_up(all).map(|()| Vec::new()),
+            Burst::Append { series: Series::Alone(n), payload, time } => {
+                append(&mut self.alone[n], payload, time)
+            }
+            Burst::Append { series: Series::Bare(n), time, .. } => write_at_once(&mut self.bare[..n], time),
+            Burst::Append { payload, time, .. } => append(all, payload, time),
+        }
+    }
+
+    fn counters(&self) -> Counters {
+        Counters::of(&self.context)
+    }
 }
 
 fn open(context: &Context, servers: &[SocketAddr], acks: u16) -> Result<Group<SessionConnection>, String> {
@@ -244,81 +326,6 @@ fn append(group: &mut Group<SessionConnection>, payload: usize, burst: Duration)
         }
     }
     Ok(values)
-}
-
-/// A process that is stopped, and goes on when this goes.
-struct Paused(String);
-
-impl Paused {
-    fn new(server: &Server) -> Result<Self, String> {
-        let this = Self(server.id().to_string());
-        this.signal("-STOP").map(|()| this)
-    }
-
-    fn signal(&self, signal: &str) -> Result<(), String> {
-        let said = Command::new("kill").args([signal, &self.0]).status();
-        match said {
-            Ok(status) if status.success() => Ok(()),
-            Ok(status) => Err(format!("kill {signal}: {status}")),
-            Err(e) => Err(format!("kill is needed: {e}")),
-        }
-    }
-}
-
-impl Drop for Paused {
-    fn drop(&mut self) {
-        // Nobody could end it in order otherwise.
-        let _ = self.signal("-CONT");
-    }
-}
-
-/// Processes that serve: three by themselves, and three of one log.
-struct Servers {
-    own: IpAddr,
-    addrs: Vec<SocketAddr>,
-    processes: Vec<Server>,
-    survives: String,
-    files: Vec<PathBuf>,
-}
-
-impl Drop for Servers {
-    fn drop(&mut self) {
-        self.processes.clear();
-        for file in &self.files {
-            let _ = std::fs::remove_file(file);
-        }
-    }
-}
-
-impl Servers {
-    fn start(options: &Options) -> Result<Self, String> {
-        let process = std::process::id() % 60_000 + 256;
-        let ip = |n: u8| IpAddr::V4(Ipv4Addr::new(127, (process >> 8) as u8, process as u8, n));
-        let mut this = Self {
-            own: ip(1),
-            addrs: Vec::new(),
-            processes: Vec::new(),
-            survives: String::new(),
-            files: Vec::new(),
-        };
-        for n in 0..2 * SERVERS {
-            let file = options.directory.join(format!("log{n}"));
-            this.files.push(file.clone());
-            this.serve(options, ip(n as u8 + 2), &file)?;
-        }
-        Ok(this)
-    }
-
-    fn serve(&mut self, options: &Options, at: IpAddr, file: &Path) -> Result<(), String> {
-        let mut command = Command::new(&options.program);
-        command.args(["log", "serve"]).arg(file).args(["--listen", &at.to_string()]).args(&options.more);
-        let (process, ready, _) = Server::start(command)?;
-        self.processes.push(process);
-        let address = ready["address"].as_str().and_then(|text| text.parse().ok());
-        self.addrs.push(address.ok_or("a server does not say where it is")?);
-        self.survives = ready["survives"].as_str().unwrap_or_default().to_owned();
-        Ok(())
-    }
 }
 
 #[cfg(test)]

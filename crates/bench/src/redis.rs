@@ -1,11 +1,13 @@
 //! What a user would pick instead: Redis and memcached from the distribution's packages, started as they come, on the same
-//! medium. And redis-benchmark, which is run against them and against our gateway alike.
+//! medium. And redis-benchmark, which `rem bench erda` runs against them and against our gateway alike.
 
 use std::io::Read as _;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
 
 use crate::erda::tcp::{At, Memcached, Redis};
 use crate::peers::{free_port, version};
@@ -14,7 +16,7 @@ use crate::peers::{free_port, version};
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// When Redis syncs its log, if it has one.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub(crate) enum Fsync {
     NoLog,
     Always,
@@ -35,7 +37,7 @@ impl Fsync {
 }
 
 /// How Redis is configured. It listens on TCP and a Unix socket at once.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub(crate) struct Setting {
     pub(crate) fsync: Fsync,
     /// Threads that read and write for the one that carries out.
@@ -72,6 +74,11 @@ pub(crate) struct Process {
 }
 
 impl Process {
+    /// The number of its process.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Where it is first to be found.
     pub(crate) const fn at(&self) -> &At {
         &self.at
@@ -263,17 +270,6 @@ pub(crate) fn redis_benchmark(
     keys: u64,
     requests: u64,
 ) -> Result<Vec<Said>, String> {
-    benchmark(to, shape, keys, requests, &["-t", "set,get", "-d", &value.to_string()])
-}
-
-/// Runs what `tests` says, `requests` of each: options, or one command's words, in which `__rand_int__` is one of `keys` numbers.
-pub(crate) fn benchmark(
-    to: &At,
-    shape: Shape,
-    keys: u64,
-    requests: u64,
-    tests: &[&str],
-) -> Result<Vec<Said>, String> {
     let program = installed("redis-benchmark", "redis-tools")?;
     let mut command = Command::new(program);
     match to {
@@ -282,7 +278,8 @@ pub(crate) fn benchmark(
     };
     command.arg("--csv");
     command.args(["-c", &shape.clients.to_string(), "-P", &shape.pipeline.to_string()]);
-    command.args(["-r", &keys.to_string(), "-n", &requests.to_string()]).args(tests);
+    command.args(["-r", &keys.to_string(), "-n", &requests.to_string()]);
+    command.args(["-t", "set,get", "-d", &value.to_string()]);
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
     let mut child = child.map_err(|e| format!("redis-benchmark cannot be started: {e}"))?;
     let begin = Instant::now();

@@ -454,6 +454,10 @@ pub fn figure(value: f64) -> String {
         v if v >= 100.0 => 0,
         v if v >= 10.0 => 1,
         v if v >= 1.0 => 2,
+        v if v >= 0.1 => 3,
+        v if v >= 0.01 => 4,
+        v if v >= 0.001 => 5,
+        v if v > 0.0 => 6,
         _ => 3,
     };
     format!("{value:.digits$}")
@@ -486,7 +490,9 @@ mod tests {
     fn figures_read_well() {
         assert_eq!(figure(1234.5), "1234");
         assert_eq!(figure(5.291), "5.29");
-        assert_eq!(figure(0.0604), "0.060");
+        assert_eq!(figure(0.0604), "0.0604");
+        assert_eq!(figure(0.001_234), "0.00123");
+        assert_eq!(figure(0.0), "0.000");
         assert_eq!(bytes(65536), "64K");
         assert_eq!(bytes(1 << 20), "1M");
         assert_eq!(bytes(100), "100");

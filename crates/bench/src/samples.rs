@@ -42,6 +42,8 @@ pub enum Metric {
     Cpu,
     /// Messages for each operation; every burst is a sample.
     Messages,
+    /// Milliseconds without an acknowledged write; every takeover is a burst.
+    Unavailability,
 }
 
 impl Metric {
@@ -52,6 +54,7 @@ impl Metric {
             Self::Rate => ("rate", "Mop/s"),
             Self::Cpu => ("cpu", "us/op"),
             Self::Messages => ("messages", "per op"),
+            Self::Unavailability => ("unavailability", "ms"),
         }
     }
 
@@ -162,21 +165,26 @@ impl Samples {
             names.reverse();
         }
         self.expected.extend(names.iter().cloned());
-        names.iter().try_for_each(|name| self.one(effort, name, &mut run))
+        names.iter().try_for_each(|name| self.together(effort, [name], || Ok([run()?.into()])))
     }
 
-    fn one<M: Into<Measured>>(
+    /// The same of a burst that says something of several keys, none of which is measured twice here.
+    ///
+    /// # Errors
+    /// What the burst said.
+    pub(crate) fn together<const N: usize>(
         &mut self,
         effort: Effort,
-        key: &Key,
-        run: &mut impl FnMut() -> Result<M, String>,
+        keys: [&Key; N],
+        mut run: impl FnMut() -> Result<[Measured; N], String>,
     ) -> Result<(), String> {
         const TRIES: u32 = 4;
+        self.expected.extend(keys.into_iter().cloned());
         let mut before = effort.probe();
         for _ in 0..TRIES {
             let measured = run()?;
             let after = effort.probe();
-            self.add_measured(key, before, after, measured);
+            keys.iter().zip(measured).for_each(|(key, one)| self.add_measured(key, before, after, one));
             if after == before {
                 break;
             }
@@ -532,6 +540,18 @@ mod tests {
         }
         assert_eq!((runs, samples.rows().len(), samples.controls().len()), (6, 2, 1));
         assert!(samples.lacking(3).is_empty());
+    }
+
+    #[test]
+    fn a_burst_may_say_something_of_several_keys() {
+        let mut samples = Samples::default();
+        samples.block(1);
+        let keys = [&key("a"), &key("b")];
+        samples.together(Effort::Tiny, keys, || Ok([vec![1.0].into(), vec![2.0, 2.0].into()])).unwrap();
+        let found: Vec<_> = samples.rows().into_iter().map(|row| (row.series, row.bursts, row.n)).collect();
+        assert_eq!(found, [("a".to_owned(), 1, 1), ("b".to_owned(), 1, 2)]);
+        assert!(samples.together(Effort::Tiny, [&key("c")], || Err("it fails".into())).is_err());
+        assert_eq!(samples.lacking(1), ["write 64 c: 0 of 1 bursts"]);
     }
 
     #[test]

@@ -253,7 +253,7 @@ fn a_resident_that_fails_says_why() {
     ] {
         // It fails by itself, now or soon: no matter who notices.
         let why = loop {
-            let done = pair.open(&deed, &Deed::Answer).and_then(|()| pair.burst(None, &Deed::Answer));
+            let done = pair.open(&deed, &Deed::Answer).and_then(|_| pair.burst(None, &Deed::Answer));
             match done.and_then(|_| pair.close()) {
                 Ok(()) => {}
                 Err(why) => break why,

@@ -7,11 +7,13 @@
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use remanence_ycsb::packed::KeyValue;
+use serde::{Deserialize, Serialize};
 
 use super::load::StoreClient;
 
@@ -19,7 +21,7 @@ use super::load::StoreClient;
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Where a server listens.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) enum At {
     Tcp(SocketAddr),
     Unix(PathBuf),
@@ -40,11 +42,35 @@ impl fmt::Display for At {
     }
 }
 
-trait Stream: Read + Write + Send {}
+/// A connection over either.
+pub(crate) trait Stream: Read + Write + AsFd + Send {}
 
 impl Stream for TcpStream {}
 
 impl Stream for UnixStream {}
+
+impl At {
+    /// A connection, whose calls block for no longer than an answer may take, or not at all.
+    pub(crate) fn connect(&self, nonblocking: bool) -> io::Result<Box<dyn Stream>> {
+        match self {
+            Self::Tcp(addr) => {
+                let stream = TcpStream::connect_timeout(addr, PATIENCE)?;
+                stream.set_nodelay(true)?;
+                stream.set_read_timeout(Some(PATIENCE))?;
+                stream.set_write_timeout(Some(PATIENCE))?;
+                stream.set_nonblocking(nonblocking)?;
+                Ok(Box::new(stream))
+            }
+            Self::Unix(path) => {
+                let stream = UnixStream::connect(path)?;
+                stream.set_read_timeout(Some(PATIENCE))?;
+                stream.set_write_timeout(Some(PATIENCE))?;
+                stream.set_nonblocking(nonblocking)?;
+                Ok(Box::new(stream))
+            }
+        }
+    }
+}
 
 /// A connection whose reader spins or sleeps.
 struct Wire {
@@ -58,23 +84,7 @@ struct Wire {
 
 impl Wire {
     fn connect(to: &At, spin: bool) -> io::Result<Self> {
-        let stream: Box<dyn Stream> = match to {
-            At::Tcp(addr) => {
-                let stream = TcpStream::connect_timeout(addr, PATIENCE)?;
-                stream.set_nodelay(true)?;
-                stream.set_read_timeout(Some(PATIENCE))?;
-                stream.set_write_timeout(Some(PATIENCE))?;
-                stream.set_nonblocking(spin)?;
-                Box::new(stream)
-            }
-            At::Unix(path) => {
-                let stream = UnixStream::connect(path)?;
-                stream.set_read_timeout(Some(PATIENCE))?;
-                stream.set_write_timeout(Some(PATIENCE))?;
-                stream.set_nonblocking(spin)?;
-                Box::new(stream)
-            }
-        };
+        let stream = to.connect(spin)?;
         Ok(Self { stream, spin, buffer: Vec::new(), at: 0, chunk: vec![0; 64 << 10].into() })
     }
 

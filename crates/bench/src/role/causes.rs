@@ -81,19 +81,22 @@ pub struct Counters {
     pub devices: Vec<Context>,
     /// Of a server's application.
     pub meter: Option<Meter>,
+    /// Processes that it has started, which are what counts in place of its own one.
+    pub programs: Vec<u32>,
 }
 
 impl Counters {
     /// With a device.
     #[must_use]
     pub fn of(device: &Context) -> Self {
-        Self { devices: vec![device.clone()], meter: None }
+        Self { devices: vec![device.clone()], ..Self::default() }
     }
 
     /// What they and the operating system have counted since this process began.
     #[must_use]
     pub fn read(&self) -> Causes {
-        let mut causes = of_process();
+        let mut causes = if self.programs.is_empty() { of_process() } else { Causes::default() };
+        self.programs.iter().for_each(|id| of_program(*id, &mut causes));
         for device in &self.devices {
             let (engine, progress, link) = (device.stats(), device.progress_stats(), device.link_stats());
             causes.retransmits += engine.retransmits;
@@ -113,6 +116,26 @@ impl Counters {
         }
         causes
     }
+}
+
+/// Adds what the scheduler knows of the threads that another process has. All but the engine of an RNIC are its application.
+fn of_program(id: u32, causes: &mut Causes) {
+    let tasks = std::fs::read_dir(format!("/proc/{id}/task")).into_iter().flatten().filter_map(Result::ok);
+    let mut nanos = 0;
+    for task in tasks {
+        let read = |name: &str| std::fs::read_to_string(task.path().join(name)).unwrap_or_default();
+        let number = |text: Option<&str>| text.and_then(|text| text.trim().parse::<u64>().ok()).unwrap_or(0);
+        let status = read("status");
+        let field = |name: &str| number(status.lines().find_map(|line| line.strip_prefix(name)));
+        causes.voluntary += field("voluntary_ctxt_switches:");
+        causes.involuntary += field("nonvoluntary_ctxt_switches:");
+        let ran = number(read("schedstat").split(' ').next());
+        nanos += ran;
+        if read("comm").trim() != "remanence-rnic" {
+            causes.application_ns += ran;
+        }
+    }
+    causes.cpu_us += nanos / 1000;
 }
 
 /// What the scheduler knows of this process.
@@ -145,6 +168,22 @@ mod tests {
         assert_eq!((burst.cpu_us, burst.timeouts), (4, 2));
         assert_eq!(burst.to_string(), "2 time-outs, 7 handovers");
         assert_eq!(before.since(&before).to_string(), "nothing counted");
+    }
+
+    #[test]
+    fn what_a_program_costs_is_read_of_it_and_not_of_who_asks() {
+        let busy = std::process::Command::new("sh").args(["-c", "while :; do :; done"]).spawn();
+        let mut busy = busy.expect("a shell");
+        let its = Counters { programs: vec![busy.id()], ..Counters::default() };
+        let before = its.read();
+        let mut cost = Causes::default();
+        while cost.cpu_us == 0 {
+            cost = its.read().since(&before);
+        }
+        busy.kill().and_then(|()| busy.wait()).expect("it is ours");
+        assert!(cost.application_ns > 0 && cost.messages == 0, "{cost:?}");
+        let gone = Counters { programs: vec![u32::MAX], ..Counters::default() };
+        assert_eq!(gone.read(), Causes::default());
     }
 
     #[test]

@@ -95,6 +95,12 @@ impl<R: Role> Agent<R> {
         Ok(Self { end, process, requests, replies, patience: PATIENCE, is_gone: false, is: PhantomData })
     }
 
+    /// With another deadline for each request.
+    pub(crate) fn patience(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
+    }
+
     /// Has it become what the specification says; what its peer is to know of it.
     pub(crate) fn open(&mut self, spec: &R::Spec) -> Result<R::Here, String> {
         match self.ask(Request::Open { end: self.end, spec: spec.clone() })? {
@@ -115,7 +121,7 @@ impl<R: Role> Agent<R> {
         self.counted(Request::Stop)
     }
 
-    fn run(&mut self, burst: &R::Burst) -> Result<(R::Values, Causes), String> {
+    pub(crate) fn run(&mut self, burst: &R::Burst) -> Result<(R::Values, Causes), String> {
         match self.ask(Request::Run(burst.clone()))? {
             Reply::Ran { values, causes } => Ok((values, causes)),
             _ => Err(self.odd()),
@@ -263,9 +269,11 @@ where
 
     /// Opens and connects both ends; what was open is closed. Processes that are not there are started.
     ///
+    /// Returns what the server says of itself.
+    ///
     /// # Errors
     /// What either end, or both, failed with.
-    pub fn open(&mut self, server: &S::Spec, client: &C::Spec) -> Result<(), String> {
+    pub fn open(&mut self, server: &S::Spec, client: &C::Spec) -> Result<S::Here, String> {
         if self.is_open {
             self.close()?;
         }
@@ -281,7 +289,8 @@ where
         let opened = self.attempt(|s, c| {
             let (there, here) = (s.open(server)?, c.open(client)?);
             s.connect(&here)?;
-            c.connect(&there)
+            c.connect(&there)?;
+            Ok(there)
         });
         self.is_open = opened.is_ok();
         let refused = opened.as_ref().err().map(|why| (wanted, tried + 1, why.clone()));

@@ -148,7 +148,7 @@ pub fn pinned() -> serde_json::Value {
 type Known = (&'static str, fn() -> ExitCode);
 
 /// Every role, by its word.
-const ROLES: [Known; 7] = [
+const ROLES: [Known; 12] = [
     role::<crate::transport::agent::Transport>(),
     role::<crate::erda::server::Server>(),
     role::<crate::erda::client::Clients>(),
@@ -156,6 +156,11 @@ const ROLES: [Known; 7] = [
     role::<crate::remotelog::ends::Appender>(),
     role::<crate::rpc::server::Server>(),
     role::<crate::rpc::client::Client>(),
+    role::<crate::programs::Programs>(),
+    role::<crate::gateway::Clients>(),
+    role::<crate::quorum::Writer>(),
+    role::<crate::failover::Writer>(),
+    role::<crate::kv_size::Core>(),
 ];
 
 const fn role<R: Role>() -> Known {

@@ -222,7 +222,7 @@ fn tables(medians: &Medians, guest: &str) -> String {
             number += 1;
             let (what, unit) = match metric {
                 Metric::Latency => ("latency", "us"),
-                Metric::Throughput | Metric::Rate | Metric::Cpu | Metric::Messages => ("throughput", "Mb/s"),
+                _ => ("throughput", "Mb/s"),
             };
             let scale = if metric == Metric::Latency { 1.0 } else { 8e3 };
             let op_word = op.word().to_uppercase();

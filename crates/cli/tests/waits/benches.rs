@@ -114,7 +114,8 @@ fn the_benches_of_calls_measure_every_bar() {
 fn quorum_measures_every_bar() {
     let disk = env!("CARGO_TARGET_TMPDIR");
     let report = bench("quorum", &["--directory", disk], None);
-    for who in ["server 1 alone", "2 of 3", "2 of 3, the third stopped"] {
+    assert_eq!(report["skipped"], serde_json::json!([]), "something was left out");
+    for who in ["server 1 alone", "server 1 alone (again)", "2 of 3", "2 of 3, the third stopped"] {
         assert!(series(&report, "append", who), "no append to {who}");
     }
 }
@@ -125,28 +126,40 @@ fn kv_size_measures_every_bar() {
     let report = bench("kv-size", &[], None);
     assert_eq!(report["skipped"], serde_json::json!([]), "something was left out");
     for op in ["put", "get", "step"] {
-        assert!(series(&report, op, "one store"), "no {op}");
+        assert!(series(&report, op, "one store") && series(&report, op, "one store (again)"), "no {op}");
     }
 }
 
-/// Every command against both servers, one client and several; on whatever disk the build is on, as there is no figure to believe.
+/// Every command against each server, one client and several; on whatever disk the build is on, as there is no figure to believe.
 #[test]
 fn gateway_measures_every_bar() {
-    if std::process::Command::new("redis-benchmark").arg("--version").output().is_err() {
-        println!("SKIPPED: redis-benchmark is not installed; `apt-get install redis-tools` brings it");
-        return;
+    for program in ["redis-server", "memcached"] {
+        if std::process::Command::new(program).arg("--version").output().is_err() {
+            println!("SKIPPED: {program} is not installed; `apt-get install {program}` brings it");
+            return;
+        }
     }
     let disk = env!("CARGO_TARGET_TMPDIR");
     let report = bench("gateway", &["--directory", disk], None);
     assert_eq!(report["skipped"], serde_json::json!([]), "something was left out");
     assert!(series(&report, "fdatasync", "this disk"), "the disk by itself was not measured");
     for op in ["SET", "DEL", "HSET of a large hash", "INCR of a new key"] {
-        for who in ["gateway", "Redis, appendfsync always", "Redis, appendfsync always, io-threads 2"] {
+        for who in [
+            "gateway",
+            "Redis, appendfsync always, TCP",
+            "Redis, appendfsync always, io-threads 2, Unix socket",
+        ] {
             assert!(series(&report, op, who), "no {op} of {who}");
         }
     }
+    for who in ["gateway (again)", "memcached, TCP", "memcached, Unix socket"] {
+        assert!(series(&report, "SET", who), "no SET of {who}");
+    }
+    let of_redis = |row: &&Value| row["series"].as_str().is_some_and(|series| series.starts_with("Redis"));
+    let costs = report["rows"].as_array().expect("rows").iter().filter(of_redis);
+    assert!(costs.into_iter().all(|row| row["cpu"]["server"].is_number()), "what Redis costs is not told");
     let left = std::fs::read_dir(disk).expect("it is there").filter_map(Result::ok);
-    assert!(left.into_iter().all(|file| !file.path().join("gateway").exists()), "a store was left behind");
+    assert!(left.into_iter().all(|file| !file.path().join("server0").exists()), "a store was left behind");
 }
 
 #[test]

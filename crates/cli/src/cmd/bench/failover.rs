@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 
-use remanence_bench::effort::Effort;
 use remanence_bench::failover::{self, Options};
 
 use super::Common;
@@ -20,7 +19,7 @@ pub(super) struct Args {
     /// Where members keep what they have [default: shared memory]
     #[arg(long, value_name = "DIRECTORY", default_value = "/dev/shm")]
     directory: PathBuf,
-    /// How often each fault comes [default: 10, or 3 with --quick]
+    /// How often each fault comes, and up to three times as often while a bar is undecided [default: 10, or 6 with --quick]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
     rounds: Option<u16>,
     /// Has another `rem` serve, to compare releases
@@ -35,15 +34,10 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
     let place = super::place_in(&args.directory)?;
     let options = Options {
         program: super::program(args.program.as_deref())?,
+        roles: super::program(None)?,
         directory: place.path().to_owned(),
-        rounds: args.rounds.map_or_else(
-            || match args.common.effort() {
-                Effort::Tiny => 1,
-                Effort::Quick => 3,
-                Effort::Full => 10,
-            },
-            usize::from,
-        ),
+        effort: args.common.effort(),
+        rounds: args.rounds.map(u64::from),
         more: args.more.clone(),
         stop: Stop::listen()?.flag(),
     };

@@ -13,11 +13,11 @@ Examples:
   rem bench gateway --quick
   rem bench gateway --directory /mnt/disk --json report.json --plot figure.svg
 
-It takes redis-server and redis-benchmark: apt-get install redis-server redis-tools")]
+What is not installed is skipped, and its bars are not measured: apt-get install redis-server memcached")]
 pub(super) struct Args {
     #[command(flatten)]
     common: Common,
-    /// Where the gateway's store and Redis' log lie, on the same disk
+    /// Where the gateway's store and Redis' logs lie, on the same disk
     #[arg(long, value_name = "DIRECTORY", default_value = "/var/tmp")]
     directory: PathBuf,
     /// Measures the gateway of another `rem`, to compare releases
@@ -29,6 +29,7 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
     let place = super::place_in(&args.directory)?;
     let options = Options {
         program: super::program(args.program.as_deref())?,
+        roles: super::program(None)?,
         directory: place.path().to_owned(),
         effort: args.common.effort(),
     };

@@ -24,10 +24,13 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Fail> {
-    let place = tempfile::tempdir_in(&args.directory)
-        .map_err(|e| Fail::new(format!("{}: {e}", args.directory.display())))?;
-    let options =
-        Options { directory: place.path().to_owned(), keys: args.keys, effort: args.common.effort() };
+    let place = super::place_in(&args.directory)?;
+    let options = Options {
+        program: super::program(None)?,
+        directory: place.path().to_owned(),
+        keys: args.keys,
+        effort: args.common.effort(),
+    };
     let (bar, progress) = super::progress();
     let outcome = kv_size::run(&options, progress);
     bar.finish_and_clear();

@@ -31,6 +31,7 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
     let place = super::place_in(&args.directory)?;
     let options = Options {
         program: super::program(args.program.as_deref())?,
+        roles: super::program(None)?,
         directory: place.path().to_owned(),
         effort: args.common.effort(),
         more: args.more.clone(),
