@@ -13,13 +13,13 @@ use crate::stats::Judgement;
 const BLOCKS: u64 = 9;
 const SERIES: [&str; 4] = ["a", "the same", "slower", "twice as long"];
 /// So many runs, each of its own seed.
-const RUNS: u64 = 24;
+const RUNS: u64 = 40;
 
 fn key(series: &str) -> Key {
     Key { op: "write".into(), x: 64, series: series.into(), metric: Metric::Latency }
 }
 
-/// A machine under load: all bursts of a block share its drift, up to three times; each is off by some 5 % of its own, and one in twenty
+/// A machine under load: all bursts of a block share its drift, up to three times; each is off by some 4 % of its own, and one in forty
 /// was disturbed, and took half as long again. Operations have a long tail.
 struct Machine {
     random: fastrand::Rng,
@@ -33,8 +33,8 @@ impl Machine {
     }
 
     fn burst(&mut self, us: f64) -> Vec<f64> {
-        let disturbed = if self.random.u8(..20) == 0 { 1.5 } else { 1.0 };
-        let own = (0.05 * self.normal()).exp() * disturbed * self.drift * us;
+        let disturbed = if self.random.u8(..40) == 0 { 1.5 } else { 1.0 };
+        let own = (0.04 * self.normal()).exp() * disturbed * self.drift * us;
         (0..120).map(|_| own * (1.0 + 0.1 * -(1.0 - self.random.f64()).ln())).collect()
     }
 }
@@ -89,20 +89,18 @@ fn the_same_twice_does_not_differ_and_15_percent_are_seen() {
         assert_eq!((bars.hold, bars.fail), (counted(Judgement::Holds), counted(Judgement::Missed)));
         assert_eq!(summaries[0].claims.fail, usize::from(verdicts[2] == Judgement::Missed), "seed {seed}");
     }
-    // An interval of 95 % misses now and then; those of pairs as wide as they are less often.
-    assert!(differs <= 2, "a scheme differed from itself in {differs} of {RUNS} runs");
+    // An interval of 95 % misses now and then, whether it is looked at once or three times.
+    assert!(differs <= RUNS as usize / 10, "a scheme differed from itself in {differs} of {RUNS} runs");
+    // Where it is not, it is undecided: the pair was as far apart.
     assert!(seen >= RUNS as usize - 2, "15 % were seen in {seen} of {RUNS} runs");
 }
 
 #[test]
-fn two_runs_of_one_build_have_the_same_verdicts_and_a_slower_build_is_told() {
-    let (mut changed, mut told) = (0, 0);
-    for seed in 0..RUNS {
+fn two_runs_of_one_build_do_not_differ() {
+    let changed = (0..RUNS).filter(|&seed| {
         let (old, new) = (run(seed, 1.0), run(seed + 1000, 1.0));
-        changed += usize::from(!compare(&new, &old.json()).expect("both are reports").changed.is_empty());
-        let slower = compare(&run(seed + 2000, 1.25), &old.json()).expect("both are reports");
-        told += usize::from(slower.changed.iter().any(|change| change.point.2 == "slower"));
-    }
-    assert!(changed <= 2, "two runs of one build differed in {changed} of {RUNS} cases");
-    println!("told {told}");
+        !compare(&new, &old.json()).expect("both are reports").changed.is_empty()
+    });
+    let changed = changed.count();
+    assert!(changed <= 1, "two runs of one build differed in {changed} of {RUNS} cases");
 }
