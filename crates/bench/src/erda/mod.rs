@@ -339,6 +339,8 @@ pub fn run(
 
 impl Bench<'_> {
     fn step(&mut self, what: &str) {
+        // A part that goes on for a bar has more of them than it was known.
+        self.steps.1 = self.steps.1.max(self.steps.0 + 1);
         (self.progress)(self.steps.0, self.steps.1, what);
         self.steps.0 += 1;
     }

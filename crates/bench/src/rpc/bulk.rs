@@ -88,8 +88,7 @@ pub fn run(options: &Options, dsa: bool, mut progress: impl FnMut(u64, u64, &str
     let mut ways = Copying::ALL.to_vec();
     ways.extend(dsa.then_some(Copying::Dsa));
     let clients = Spec::Writers { calls: ways.len(), window: 16, longest: 2 << 20 };
-    let servers = server::Spec::Copying { ways: ways.clone(), metered: true };
-    let mut bench = Bench::new(options, servers, clients);
+    let mut bench = Bench::new(options, server::Spec::Copying(ways.clone()), clients);
     let mut bare = BarePair::open(addresses())?;
     let mut memcpy = Memcpy::new(MEMORY);
     let steps = rounds * sizes.len() as u64;

@@ -45,7 +45,7 @@ const fn series(method: Method) -> &'static str {
 /// One sentence when nothing at all can be measured.
 pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Outcome {
     let (rounds, ms) = options.extent();
-    let servers = server::Spec::Copying { ways: SERVERS.to_vec(), metered: false };
+    let servers = server::Spec::Copying(SERVERS.to_vec());
     let clients = Spec::Writers { calls: SERVERS.len(), window: 1, longest: 4096 };
     let mut bench = Bench::new(options, servers, clients);
     let mut bare = BarePair::open(addresses())?;

@@ -100,8 +100,8 @@ pub(super) fn count(rpc: &Rpc, causes: &mut Causes) {
 /// Which services there are: endpoint 0, 1, … for each way of copying, or for each log.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Spec {
-    /// Memory that is written by calls, and one-sidedly; what its applications cost is metered, or not, where calls are as short as that takes.
-    Copying { ways: Vec<Copying>, metered: bool },
+    /// Memory that is written by calls, and one-sidedly.
+    Copying(Vec<Copying>),
     /// The logs of [`SERVED`].
     Logs,
 }
@@ -198,12 +198,12 @@ impl Role for Server {
         let endpoint = || serving.create(&options(Duration::ZERO)).map_err(words);
         let (mut services, mut meters, mut export) = (Vec::new(), Vec::new(), None);
         match spec {
-            Spec::Copying { ways, metered } => {
+            Spec::Copying(ways) => {
                 let region = memory()?;
                 export = Some(Export::start(&context, EXPORT_PORT, &region).map_err(words)?);
                 for way in ways {
                     let mut server = durable::Server::new(endpoint()?, region.clone(), way.copier()?);
-                    meters.extend(metered.then(|| server.meter()));
+                    meters.push(server.meter());
                     services.push(Service::Durable(Box::new(server)));
                 }
             }
