@@ -40,11 +40,13 @@ impl Effort {
     }
 
     /// Whether there is another block after the `done` of `blocks` that were asked for: more than these where a bar is not
-    /// measured or undecided still, as the machine was in different states, or varied. Twice as many more, and no further.
+    /// measured or undecided still, as the machine was in different states, or varied. Twice as many more, and no further. It is looked at
+    /// [three times](crate::stats::LOOKS) only, as who looks after each block until something is decided decides it by chance.
     pub(crate) fn another(self, done: u64, blocks: u64, bars: impl FnOnce() -> Vec<Bar>) -> bool {
         // With one burst nothing is decided.
         let open = |bar: &Bar| if self == Self::Tiny { bar.value.is_none() } else { bar.is_open() };
-        done < blocks || (done < 3 * blocks && bars().iter().any(open))
+        let looks = crate::stats::LOOKS;
+        !done.is_multiple_of(blocks) || done == 0 || (done < looks * blocks && bars().iter().any(open))
     }
 
     /// The state of the machine. A tiny run is compared with nothing, and must not lose its one burst because the two cores
@@ -67,7 +69,7 @@ mod tests {
             (0..).take_while(|n| effort.another(*n, 3, || bars(*n))).count()
         };
         assert_eq!(blocks(Effort::Quick, |_| Some(2.0)), 3);
-        assert_eq!(blocks(Effort::Quick, |n| (n >= 5).then_some(2.0)), 5);
+        assert_eq!(blocks(Effort::Quick, |n| (n >= 5).then_some(2.0)), 6, "it is looked at twice");
         assert_eq!(blocks(Effort::Quick, |_| None), 9);
     }
 

@@ -36,3 +36,5 @@ pub mod stats;
 pub mod transport;
 pub mod urdma;
 pub mod verbs;
+#[cfg(test)]
+mod whole_path;

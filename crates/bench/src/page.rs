@@ -54,6 +54,9 @@ struct Claim {
     paper: String,
     verdict: String,
     found: String,
+    /// In words, and whether it holds.
+    #[serde(default)]
+    shape: Option<(String, String)>,
 }
 
 /// How many of something came out how.
@@ -61,6 +64,8 @@ struct Claim {
 pub struct Tally {
     /// Those that hold.
     pub hold: usize,
+    /// Those whose factor was missed, and whose shape holds.
+    pub shape: usize,
     /// Those that do not.
     pub fail: usize,
     /// Those that were measured and not decided.
@@ -153,9 +158,14 @@ fn section(out: &mut String, read: &Read, source: &Source) -> Summary {
     let mut tally = Tally::default();
     if !claims.is_empty() {
         let _ = writeln!(out, "<table><tr><th>the paper says<th><th>found here</tr>");
-        for Claim { paper, verdict, found } in &claims {
+        for Claim { paper, verdict, found, shape } in &claims {
             let verdict = tally.count(verdict);
-            let _ = writeln!(out, "<tr><td>{}<td>{verdict}<td>{}</tr>", escape(paper), escape(found));
+            let _ = write!(out, "<tr><td>{}<td>{verdict}<td>{}", escape(paper), escape(found));
+            if let Some((words, holds)) = shape {
+                let holds = Tally::default().count(holds);
+                let _ = write!(out, "<br>Shape: {}: {holds}", escape(words));
+            }
+            out.push_str("</tr>\n");
         }
         out.push_str("</table>\n");
     }
@@ -227,7 +237,7 @@ impl Tally {
                 ("hold", "holds here")
             }
             "holds-in-shape" => {
-                self.hold += 1;
+                self.shape += 1;
                 ("hold", "holds in shape")
             }
             "fails-here" | "missed" => {
@@ -253,11 +263,15 @@ impl Tally {
 
 impl std::fmt::Display for Tally {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { hold, fail, undecided, other } = self;
+        let Self { hold, shape, fail, undecided, other } = self;
         if *self == Self::default() {
             return f.write_str("none");
         }
-        write!(f, "{hold} hold, {fail} do not, {undecided} undecided, {other} otherwise")
+        write!(f, "{hold} hold, ")?;
+        if *shape > 0 {
+            write!(f, "{shape} in shape, ")?;
+        }
+        write!(f, "{fail} do not, {undecided} undecided, {other} otherwise")
     }
 }
 
@@ -305,7 +319,8 @@ h3 { margin-bottom: .2em; }
 </style></head><body>
 <h1>Figures and verdicts</h1>
 <p>What the papers claim, and what became of it on this machine. A claim or a bar holds only where the whole 95 % interval of its ratio does, in
-every state of the machine; where the interval has the limit in it, it is undecided. Figures are live, on real memory and sockets, unless a
+every state of the machine; where the interval has the limit in it, it is undecided. A claim holds in shape where the paper's factor is
+missed, and the order, the growth or the crossing that it tells of is here too. Figures are live, on real memory and sockets, unless a
 series or a claim says <em>model</em> or <em>simulated</em>.</p>
 "#;
 const AFTER: &str = "</body></html>\n";
@@ -318,7 +333,8 @@ mod tests {
 
     fn source(bench: &'static str) -> Source {
         let claim = claims::Claim::new("5.2: a < b & c", Verdict::FailsHere, "1.50 x");
-        let params = serde_json::json!({ "claims": [claim] });
+        let ahead = claims::Shape::new("a before b").and(Some(0.9), Sense::AtMost, 1.0);
+        let params = serde_json::json!({ "claims": [claim.clone(), claim.or_in_shape(ahead)] });
         let bars = vec![
             report::Bar::new("the first", Some(0.5), Sense::AtMost, 1.0),
             report::Bar::new("the second", None::<f64>, Sense::AtMost, 1.0),
@@ -335,6 +351,8 @@ mod tests {
             "5.2: a &lt; b &amp; c",
             "does not hold here",
             "holds here",
+            "holds in shape",
+            "Shape: a before b: <span class=\"hold\">holds here",
             "not measured",
             "<figure><svg>",
             "redis: not installed",
@@ -345,7 +363,8 @@ mod tests {
         let order: Vec<&str> = summaries.iter().map(|one| &one.bench[..]).collect();
         assert_eq!(order, ["erda", "transport"], "papers come in their order");
         assert_eq!(summaries[0].bars, Tally { hold: 1, other: 1, ..Tally::default() });
-        assert_eq!(summaries[0].claims, Tally { fail: 1, ..Tally::default() });
+        assert_eq!(summaries[0].claims, Tally { fail: 1, shape: 1, ..Tally::default() });
+        assert!(summaries[0].claims.to_string().contains("1 in shape"));
     }
 
     #[test]

@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::effort::Effort;
 use crate::machine::State;
-use crate::report::{Control, Cpu, Kind, Outlier, Row};
+use crate::report::{Bar, Control, Cpu, Kind, Outlier, Row};
 use crate::role::Ran;
+use crate::server_load::ServerLoad;
 use crate::stats::{self, Burst, Estimate, Interval, LEAST, Statistic};
 
 /// What one series measured at one point.
@@ -100,6 +101,8 @@ pub struct Samples {
     /// What is to be measured, whether it was or not.
     expected: BTreeSet<Key>,
     block: u32,
+    /// Blocks that were begun, of the present part of the bench.
+    begun: u64,
     /// Bursts during which the state changed: dropped.
     pub dropped: u64,
 }
@@ -108,6 +111,32 @@ impl Samples {
     /// Says that this series is measured twice in each block, under two names: the A/A pair of its metric.
     pub fn control(&mut self, key: &Key) {
         self.controls.push((key.clone(), key.again()));
+    }
+
+    /// Whether another block of the bench, or of the present part of it, is to be measured: what follows belongs to it. There are `blocks`
+    /// in any case, and up to three times as many while one of the bars is not measured or undecided still.
+    pub(crate) fn another(
+        &mut self,
+        effort: Effort,
+        blocks: u64,
+        bars: impl FnOnce(&Self) -> Vec<Bar>,
+    ) -> bool {
+        let goes_on = effort.another(self.begun, blocks, || bars(self));
+        if goes_on {
+            self.block(self.begun);
+            self.begun += 1;
+        }
+        goes_on
+    }
+
+    /// What follows is another part of the bench, with blocks of its own.
+    pub(crate) fn next_part(&mut self) {
+        self.begun = 0;
+    }
+
+    /// How many blocks were begun, of the present part.
+    pub(crate) const fn blocks(&self) -> u64 {
+        self.begun
     }
 
     /// What follows belongs to the block of this number: a burst of each series that is compared.
@@ -155,6 +184,19 @@ impl Samples {
         &mut self,
         effort: Effort,
         key: &Key,
+        run: impl FnMut() -> Result<M, String>,
+    ) -> Result<(), String> {
+        self.burst_in(|| effort.probe(), key, run)
+    }
+
+    /// The same, where something else says in which state the machine is: what one core measures alone knows none.
+    ///
+    /// # Errors
+    /// What the burst said.
+    pub(crate) fn burst_in<M: Into<Measured>>(
+        &mut self,
+        probe: impl Fn() -> State,
+        key: &Key,
         mut run: impl FnMut() -> Result<M, String>,
     ) -> Result<(), String> {
         let again = self.controls.iter().find(|(first, _)| first == key).map(|(_, again)| again.clone());
@@ -165,10 +207,10 @@ impl Samples {
             names.reverse();
         }
         self.expected.extend(names.iter().cloned());
-        names.iter().try_for_each(|name| self.together(effort, [name], || Ok([run()?.into()])))
+        names.iter().try_for_each(|name| self.several(&probe, || Ok(vec![(name.clone(), run()?.into())])))
     }
 
-    /// The same of a burst that says something of several keys, none of which is measured twice here.
+    /// The same of a burst that says something of several keys, which are missed where it fails; none of them is measured twice here.
     ///
     /// # Errors
     /// What the burst said.
@@ -178,13 +220,28 @@ impl Samples {
         keys: [&Key; N],
         mut run: impl FnMut() -> Result<[Measured; N], String>,
     ) -> Result<(), String> {
-        const TRIES: u32 = 4;
         self.expected.extend(keys.into_iter().cloned());
-        let mut before = effort.probe();
+        self.several(|| effort.probe(), || Ok(keys.into_iter().cloned().zip(run()?).collect()))
+    }
+
+    /// The same of a burst that has values of several keys, none of which is a control.
+    ///
+    /// # Errors
+    /// What the burst said.
+    pub(crate) fn several(
+        &mut self,
+        probe: impl Fn() -> State,
+        mut run: impl FnMut() -> Result<Vec<(Key, Measured)>, String>,
+    ) -> Result<(), String> {
+        const TRIES: u32 = 4;
+        let mut before = probe();
         for _ in 0..TRIES {
             let measured = run()?;
-            let after = effort.probe();
-            keys.iter().zip(measured).for_each(|(key, one)| self.add_measured(key, before, after, one));
+            let after = probe();
+            for (key, measured) in measured {
+                self.add_measured(&key, before, after, measured);
+                self.expected.insert(key);
+            }
             if after == before {
                 break;
             }
@@ -204,7 +261,7 @@ impl Samples {
     #[must_use]
     pub fn ratio_of(&self, statistic: Statistic, over: &Key, under: &Key) -> Option<Estimate> {
         let ratio = self.bare_ratio(statistic, over, under)?;
-        let spread = self.spread(over.metric);
+        let spread = self.spread(over);
         Some(ratio.map(|interval| interval.widened(spread)))
     }
 
@@ -235,7 +292,7 @@ impl Samples {
         keys: [&Key; N],
         by: impl Fn([f64; N]) -> f64,
     ) -> Option<Estimate> {
-        let spread = self.spread(keys[0].metric);
+        let spread = self.spread(keys[0]);
         Estimate::by_state(|state| {
             let of = |key: &Key| {
                 let bursts: Vec<&Burst> = self.of(key).iter().filter(|burst| burst.state == state).collect();
@@ -253,17 +310,27 @@ impl Samples {
         })
     }
 
-    /// How far apart one series and itself were, as a factor: the interval of the A/A pair's ratio, the wider side of it. It is that of
-    /// the metric if there is one, else the widest of all; 1 without any.
+    /// How far apart one series and itself were, as a factor: the interval of the A/A pair's ratio, the wider side of it. It is that of the
+    /// pairs that are most like what is compared: of its operation at such a server, else of its operation, else of its metric, else of
+    /// all; 1 without any.
     #[must_use]
-    pub fn spread(&self, metric: Metric) -> f64 {
+    pub fn spread(&self, compared: &Key) -> f64 {
         let of = |(first, again): &(Key, Key)| {
             let ratio = self.bare_ratio(Statistic::P50, first, again)?;
             let wide = |(_, i): (State, Interval)| (i.n >= LEAST).then(|| i.high.max(1.0 / i.low));
             ratio.all().filter_map(wide).reduce(f64::max)
         };
-        let own = self.controls.iter().filter(|(first, _)| first.metric == metric).filter_map(of);
-        own.reduce(f64::max).or_else(|| self.controls.iter().filter_map(of).reduce(f64::max)).unwrap_or(1.0)
+        let load = ServerLoad::of(&compared.series);
+        let alike = |first: &Key| {
+            let metric = first.metric == compared.metric;
+            let op = metric && first.op == compared.op;
+            [op && ServerLoad::of(&first.series) == load, op, metric, true]
+        };
+        let widest = |n: usize| {
+            let those = self.controls.iter().filter(|(first, _)| alike(first)[n]);
+            those.filter_map(of).reduce(f64::max)
+        };
+        (0..4).find_map(widest).unwrap_or(1.0)
     }
 
     /// The A/A pairs: what was measured twice, and how far apart it was.
@@ -494,7 +561,7 @@ mod tests {
             add(&mut samples, "a (again)", State::Near, block, off);
             add(&mut samples, "b", State::Near, block, 1.2);
         }
-        assert!(samples.spread(Metric::Latency) > 1.2);
+        assert!(samples.spread(&key("b")) > 1.2);
         let ratio = samples.ratio(&key("b"), &key("a")).unwrap();
         assert_eq!(ratio.judge(Sense::AtMost, 1.0), Judgement::Undecided);
         assert_eq!(

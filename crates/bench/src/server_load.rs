@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use remanence_remote::Stop;
 use serde::{Deserialize, Serialize};
 
 /// What the threads of a server do. Nobody who comes is seen twice: a piece of work comes before the look at what has arrived, and
@@ -77,6 +78,45 @@ impl ServerLoad {
         }
         Ok(None)
     }
+}
+
+impl ServerLoad {
+    /// Of a [`series`](Self::series): at which server it is, if it is said.
+    #[must_use]
+    pub fn of(series: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|load| load.scheme(series).is_some())
+    }
+
+    /// Has a thread that is a server do it until it is asked to stop.
+    pub(crate) fn serve(self, server: &mut impl Looking, stop: &Stop) -> Result<(), String> {
+        /// Looks after which others may have the core.
+        const LOOKS: u32 = 256;
+        let _beside = if self == Self::PollingThread { Some(Application::start()?) } else { None };
+        if self == Self::Sleeps {
+            return server.sleep(stop);
+        }
+        let mut looks = 0_u32;
+        while !stop.is_asked() {
+            if let Self::Works(us) = self {
+                work(Duration::from_micros(us.into()));
+            }
+            server.look()?;
+            looks = looks.wrapping_add(1);
+            if looks.is_multiple_of(LOOKS) {
+                std::thread::yield_now();
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A server that is driven by the thread that it is given.
+pub(crate) trait Looking {
+    /// Serves what has come, and does not wait for more.
+    fn look(&mut self) -> Result<(), String>;
+
+    /// Serves whoever comes until it is asked to stop, and sleeps in between.
+    fn sleep(&mut self, stop: &Stop) -> Result<(), String>;
 }
 
 /// A server whose serving thread may do other things too.
@@ -178,9 +218,41 @@ mod tests {
             let series = load.series("Erda, two READs");
             let found: Vec<_> = ServerLoad::ALL.iter().filter_map(|load| load.scheme(&series)).collect();
             assert_eq!(found, ["Erda, two READs"], "{series}");
+            assert_eq!(ServerLoad::of(&series), Some(load));
         }
         let swept: Vec<_> = ServerLoad::ALL.into_iter().filter_map(ServerLoad::work_us).collect();
         assert_eq!(swept, [0, 10, 50, 200]);
+    }
+
+    /// It asks to be stopped after so many looks.
+    struct Looks(u32, Stop, bool);
+
+    impl Looking for Looks {
+        fn look(&mut self) -> Result<(), String> {
+            self.0 -= 1;
+            if self.0 == 0 {
+                self.1.ask();
+            }
+            Ok(())
+        }
+
+        fn sleep(&mut self, _: &Stop) -> Result<(), String> {
+            self.2 = true;
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_thread_works_before_each_look_and_only_an_idle_one_sleeps() {
+        for load in ServerLoad::ALL {
+            let stop = Stop::new();
+            let mut server = Looks(3, stop.clone(), false);
+            let begin = Instant::now();
+            load.serve(&mut server, &stop).expect("it is stopped");
+            assert_eq!((server.0, server.2), if load == ServerLoad::IDLE { (3, true) } else { (0, false) });
+            let work = 3 * load.work_us().unwrap_or(0);
+            assert!(begin.elapsed() >= Duration::from_micros(work.into()), "{load:?}");
+        }
     }
 
     #[test]

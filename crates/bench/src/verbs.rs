@@ -14,7 +14,7 @@ use crate::limits::udp;
 use crate::peers::{free_port, version};
 use crate::perftest::{Op, Run};
 use crate::report::{Bar, Report, Sense};
-use crate::role::{self, Lost};
+use crate::role::{self, Lost, Ran};
 use crate::samples::{Key, Metric, Samples};
 use crate::transport::plan::Path;
 use crate::transport::protocol::Test;
@@ -74,10 +74,8 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
         done += 1;
         progress(done, total, what);
     };
-    let mut round = 0;
-    while options.effort.another(round, rounds, || bars(&bench.samples)) {
-        bench.samples.block(round);
-        round += 1;
+    bench.samples.control(&api_key(Op::Write, Path::UdpServedLo));
+    while bench.samples.another(options.effort, rounds, bars) {
         for &size in sizes {
             step(&format!("{BARE} {}", crate::report::bytes(size)));
             bench.bare(&mut bare, size, ms);
@@ -91,8 +89,7 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
             // Alternating within the round too: the difference that is looked for is small.
             for _ in 0..4 {
                 for (api, path) in apis.iter_mut().zip(APIS) {
-                    let key = api_key(op, path);
-                    bench.agent(api, test, 64, ms, &[(key, 1e-3)]);
+                    bench.api(api, &api_key(op, path), test, ms);
                 }
             }
         }
@@ -102,7 +99,7 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
         return Err(format!("nothing could be measured: {}", skipped.join("; ")));
     }
     let params = serde_json::json!({
-        "rounds": round, "ms": ms, "pinned": role::pinned(),
+        "rounds": bench.samples.blocks(), "ms": ms, "pinned": role::pinned(),
         "settings": { "perftest": version("ib_write_lat", "--version") },
         "path": "UDP over loopback, path MTU 4096, client and server on a core each",
         "latency": "perftest's and bare: half a round trip for write and send, a whole one for read; \
@@ -147,49 +144,53 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// One run of a pair of processes; each of its values, in nanoseconds, goes to every key, times the key's factor.
-    fn agent(&mut self, session: &mut Open, test: Test, size: u64, ms: u64, keys: &[(Key, f64)]) {
-        self.burst(session, test, size, ms, |values| {
-            let all = |(key, factor): &(Key, f64)| {
-                (key.clone(), values.iter().map(|nanos| *nanos as f64 * factor).collect())
-            };
-            keys.iter().map(all).collect()
-        });
+    /// A test of 64 B of one of the two APIs.
+    fn api(&mut self, session: &mut Open, key: &Key, test: Test, ms: u64) {
+        let us = |values: Vec<u64>| values.into_iter().map(|nanos| nanos as f64 * 1e-3).collect::<Vec<f64>>();
+        let done =
+            self.samples.burst(self.options.effort, key, || Ok(sample(session, test, 64, ms)?.map(us)));
+        self.unless(done, || cell(session, test, 64));
     }
 
-    /// One run of a pair of processes, whose values are made samples of several keys.
+    fn unless(&mut self, done: Result<(), String>, cell: impl FnOnce() -> String) {
+        if let Err(why) = done {
+            self.lost.add(cell(), why);
+        }
+    }
+
+    /// One run of a pair of processes, whose values, in nanoseconds, are made samples of several keys.
     fn burst(
         &mut self,
         session: &mut Open,
         test: Test,
         size: u64,
         ms: u64,
-        samples: impl FnOnce(&[u64]) -> Vec<(Key, Vec<f64>)>,
+        samples: impl Fn(&[u64]) -> Vec<(Key, Vec<f64>)>,
     ) {
-        let before = self.options.effort.probe();
-        match session.1.as_mut().map_err(|why| why.clone()).and_then(|open| open.sample(test, size, ms)) {
-            Ok(ran) => {
-                let after = self.options.effort.probe();
+        let effort = self.options.effort;
+        let done = self.samples.several(
+            || effort.probe(),
+            || {
+                let ran = sample(session, test, size, ms)?;
                 let operations = if test.is_burst() { 0 } else { ran.values.len() as u64 };
-                for (key, values) in samples(&ran.values) {
-                    let ran = ran.clone().map(|_| values);
-                    self.samples.add_measured(&key, before, after, (ran, operations));
-                }
-            }
-            Err(why) => {
-                self.lost
-                    .add(format!("{} {} {}", session.0.series(), test.op(), crate::report::bytes(size)), why);
-            }
-        }
+                let of = |(key, values)| (key, (ran.clone().map(|_| values), operations).into());
+                Ok(samples(&ran.values).into_iter().map(of).collect())
+            },
+        );
+        self.unless(done, || cell(session, test, size));
     }
 
     /// Bare sockets under each operation's name, so that they stand beside it.
     fn bare(&mut self, session: &mut Open, size: u64, ms: u64) {
         let key = |op: Op, metric| Key { op: op.word().to_owned(), x: size, series: BARE.to_owned(), metric };
         if size <= BARE_MAX {
-            let whole = |op| if op == Op::Read { 1e-3 } else { 0.5e-3 };
-            let keys = Op::ALL.map(|op| (key(op, Metric::Latency), whole(op)));
-            self.agent(session, Test::Ping, size, ms, &keys);
+            self.burst(session, Test::Ping, size, ms, |values| {
+                let us = |op| {
+                    let whole = if op == Op::Read { 1e-3 } else { 0.5e-3 };
+                    values.iter().map(|nanos| *nanos as f64 * whole).collect()
+                };
+                Op::ALL.map(|op| (key(op, Metric::Latency), us(op))).into()
+            });
         }
         // Its datagrams are of one size, that of a full packet.
         if size >= 4 << 10 {
@@ -202,12 +203,18 @@ impl Bench<'_> {
     }
 
     fn perftest(&mut self, run: &Run) {
-        let before = self.options.effort.probe();
-        match pair(self.options, run) {
-            Ok(values) => self.samples.add(&run.key(SERIES), before, self.options.effort.probe(), values),
-            Err(why) => self.lost.add(run.words(SERIES), why),
-        }
+        let options = self.options;
+        let done = self.samples.burst(options.effort, &run.key(SERIES), || pair(options, run));
+        self.unless(done, || run.words(SERIES));
     }
+}
+
+fn sample(session: &mut Open, test: Test, size: u64, ms: u64) -> Result<Ran<Vec<u64>>, String> {
+    session.1.as_mut().map_err(|why| why.clone())?.sample(test, size, ms)
+}
+
+fn cell(session: &Open, test: Test, size: u64) -> String {
+    format!("{} {} {}", session.0.series(), test.op(), crate::report::bytes(size))
 }
 
 /// Runs a server and a client of perftest; what is returned is what the client found.

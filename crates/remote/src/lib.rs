@@ -52,7 +52,6 @@ mod grants;
 pub mod hello;
 mod immediates;
 pub mod message;
-mod meter;
 pub mod program;
 pub mod requester;
 pub mod responder;
@@ -67,7 +66,6 @@ pub use costs::CostSource;
 pub use delays::Delays;
 pub use error::Error;
 pub use grants::Grants;
-pub use meter::{Meter, Metered};
 pub use remanence_auth::{Role, Token, may_listen};
 pub use remanence_codec::Malformed;
 pub use remanence_service::Deadlines;
@@ -75,6 +73,7 @@ pub use remanence_service::client::{
     Background, Face, Reactor, ReactorWaker, Timer, Turns, Waiter, at_once, elsewhere,
 };
 pub use remanence_service::server::Stop;
+pub use remanence_service::{Meter, Metered};
 pub use requester::Ticket;
 pub use server::{Call, Server, ServerOptions, SessionControl, Stats, Unanswered};
 pub use session::{Options, Plan, RemoteRegion, Session};

@@ -15,6 +15,7 @@ use remanence_persist::Config;
 use remanence_persist::taxonomy::{Buffers, Domain, FlushSupport, Order};
 use remanence_pmem::Region;
 use remanence_rnic::Access;
+use remanence_service::Meter;
 use remanence_service::server::{self as floor, Bounds, Control, SessionId, Stop};
 use remanence_verbs::{Context, Mr};
 
@@ -23,7 +24,6 @@ use crate::error::Error;
 use crate::grants::Grants;
 use crate::hello::{SLOT_SIZE_MAX, SLOTS_MAX};
 use crate::message::BY_IMMEDIATE;
-use crate::meter::Meter;
 use crate::responder::Served;
 use crate::ring::{Layout, Recovered, recover};
 use crate::serving::{Entrance, Serving};

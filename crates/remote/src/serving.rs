@@ -8,6 +8,7 @@ use remanence_auth::Role;
 use remanence_codec::clipped;
 use remanence_pmem::Region;
 use remanence_rnic::{Access, Data, MwBind, PostError, SendFlags, SendWr, WcOpcode};
+use remanence_service::Meter;
 use remanence_service::server::{
     Admit, Between, Buffers, Claim, Close, Decision, Error as FloorError, Link, Lot, Message, Refusal,
     Request, Service, Session, SessionId, Sessions, Spec, Turn, Workshop,
@@ -19,7 +20,6 @@ use crate::admission::{Ends, Verdict};
 use crate::grants::{Grants, window};
 use crate::hello::{Hello, Rejection, Stranger, VERSION, Welcome, Window};
 use crate::message::{Answer, Immediates};
-use crate::meter::Meter;
 use crate::program::granule_shift;
 use crate::responder::{Fault, Responder, Served, Terms, World};
 use crate::ring::Ring;

@@ -14,6 +14,7 @@ use std::time::Duration;
 use remanence_codec::{Malformed, Reader, printable};
 use remanence_pmem::engine::{CopyError, Promise};
 use remanence_pmem::{Guarantee, Region, Survives};
+use remanence_service::Meter;
 use remanence_service::server::Stop;
 
 use crate::copier::{Copier, Job, fatal};
@@ -21,6 +22,7 @@ use crate::core::buffers::Body;
 use crate::core::event::{CallError, Event, RequestId, SessionId};
 use crate::header::{Address, Status};
 use crate::live::{Error, Live, Rpc};
+use crate::metering::Metering;
 
 /// Copy bytes into the server's memory, and answer when they are durable.
 pub const WRITE: u16 = 1;
@@ -41,13 +43,14 @@ pub struct Server {
     region: Region,
     copier: Copier,
     idle_rounds: u32,
+    metering: Metering,
 }
 
 impl Server {
     /// With what copies: the choices of paper 001 are the server's own CPU (its baseline) and an asynchronous engine.
     #[must_use]
     pub fn new(rpc: Rpc, region: Region, copier: Copier) -> Self {
-        Self { rpc, region, copier, idle_rounds: 0 }
+        Self { rpc, region, copier, idle_rounds: 0, metering: Metering::default() }
     }
 
     /// The endpoint that the server answers through.
@@ -75,6 +78,24 @@ impl Server {
         Ok(())
     }
 
+    /// What counts, from here on, what the application costs: requests, and the CPU time of the serving thread for them. It is that of one turn
+    /// in many, taken for all of them.
+    pub fn meter(&mut self) -> Meter {
+        self.metering.meter()
+    }
+
+    /// Looks once: what has come is served, and its answers leave. For a thread that has other work between two looks.
+    ///
+    /// # Errors
+    /// As [`turn`](Self::turn).
+    pub fn look(&mut self) -> io::Result<()> {
+        self.turn(Some(Duration::ZERO))?;
+        while self.rpc.has_event() {
+            self.turn(Some(Duration::ZERO))?;
+        }
+        self.rpc.flush().map_err(io::Error::other)
+    }
+
     /// One round of the event loop. It sleeps so long at most.
     ///
     /// # Errors
@@ -82,16 +103,23 @@ impl Server {
     pub fn turn(&mut self, limit: Option<Duration>) -> io::Result<()> {
         let limit = if self.copier.is_idle() { limit } else { Some(Duration::ZERO) };
         let event = self.rpc.poll(limit).map_err(io::Error::other)?;
-        let mut worked = event.is_some();
+        let (mut worked, mut requests) = (event.is_some(), 0);
+        let mut since = if worked { self.metering.begins() } else { None };
         if let Some(Event::Request { id, service, body }) = event {
+            requests = 1;
             self.serve(id, service, body);
         }
         while let Some((id, outcome)) = self.copier.poll(&self.region) {
-            worked = true;
+            if !std::mem::replace(&mut worked, true) {
+                since = self.metering.begins();
+            }
             self.acknowledge(id, outcome)?;
         }
+        if worked {
+            self.metering.served(requests, since);
+        }
         // A copy is under way, and its engine may need this core.
-        self.idle_rounds = if worked { 0 } else { self.idle_rounds + 1 };
+        self.idle_rounds = if worked || self.copier.is_idle() { 0 } else { self.idle_rounds + 1 };
         if self.idle_rounds >= ROUNDS {
             std::thread::yield_now();
         }

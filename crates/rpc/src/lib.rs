@@ -27,9 +27,11 @@ pub mod fuzzing;
 pub mod header;
 pub mod live;
 pub mod log;
+mod metering;
 pub mod pwrite;
 pub mod visibility;
 
 pub use error::Error;
 pub use remanence_auth::Token;
 pub use remanence_service::server::Stop;
+pub use remanence_service::{Meter, Metered};

@@ -6,6 +6,8 @@
 
 pub mod client;
 mod deadlines;
+mod meter;
 pub mod server;
 
 pub use deadlines::Deadlines;
+pub use meter::{Meter, Metered};

@@ -16,7 +16,9 @@
 //! a *warm* waiter, whose thread found what it waited for the last time ([`warm_after`] has it exactly): a server that waits for
 //! requests in one thread and for connections in another would else pay two switches of threads for each request. A *cold* one
 //! makes room, and takes the seat only when no warm one has left it lately; meanwhile the progress thread sees to the link, and is
-//! called to it if it rests. Who has the seat while others find what they wait for, and it does not, cools down.
+//! called to it if it rests. Who has the seat while others find what they wait for, and it does not, cools down. So does who is woken
+//! beside a poller, and finds nothing: each packet would make the kernel switch to it, on the poller's own core if it has to. A cold
+//! waiter leaves the link to a poller, and the progress thread, which looks when the poller's lease is over, sees to it afterwards.
 //!
 //! The progress thread is in one of these
 //! states, and every change of state happens under the device lock:
@@ -138,7 +140,7 @@ const TAKEN_HELD_UP: u64 = 64;
 const PARK_AFTER: Duration = Duration::from_millis(20);
 
 /// Who sees to the link for others this often, and finds nothing of its own, is cold.
-const FOUND_ON_BENCH: u32 = 4;
+const FOR_OTHERS: u32 = 4;
 
 /// While there was work this recently the watcher limits its sleep to [`RECENT_SLEEP`], so that the retransmission
 /// timers of fresh requests do not each need a kick.
@@ -334,8 +336,8 @@ pub(crate) struct Handover {
     /// The waiter that spins or watches.
     seat: Option<WaiterId>,
     seat_is_warm: bool,
-    /// Waiters on the bench that found something since it was taken.
-    found_on_bench: u32,
+    /// Times since it was taken that it saw to the link for others only: a waiter on the bench found something, or a poller drove.
+    for_others: u32,
     /// Waiters that were warm when they came, and have cooled down since.
     cooled: Vec<WaiterId>,
     /// The waiter in the seat sleeps while it watches, and does not spin.
@@ -389,7 +391,7 @@ impl Handover {
             thread: if policy == Progress::ByConsumer { Thread::Absent } else { Thread::Awake },
             seat: None,
             seat_is_warm: false,
-            found_on_bench: 0,
+            for_others: 0,
             cooled: Vec::new(),
             seat_sleeps: false,
             seated_at: Instant::ZERO,
@@ -430,11 +432,21 @@ impl Handover {
     pub(crate) fn polled(&mut self, now: Instant) -> Kick {
         self.polls += 1;
         self.extend_row(now);
-        if self.thread == Thread::Watching && self.is_polled(now) {
-            self.thread = Thread::Awake;
-            return Kick::Thread;
+        let cold = self.seat_sleeps && !self.seat_is_warm && self.thread != Thread::Absent;
+        if !(cold || self.thread == Thread::Watching) || !self.is_polled(now) {
+            return Kick::None;
         }
-        Kick::None
+        match self.seat {
+            // It sits down when it is up; that it will be is as good as watching.
+            Some(seated) => {
+                self.seat_sleeps = false;
+                Kick::Waiter(seated)
+            }
+            None => {
+                self.thread = Thread::Awake;
+                Kick::Thread
+            }
+        }
     }
 
     /// A consumer asked to be notified, and will sleep: it is no poller any more, whatever it was.
@@ -680,7 +692,16 @@ impl Handover {
     ) -> (Plan, Kick) {
         self.note(now, worked, outlook.came);
         let mut kick = Kick::None;
+        let has_seat = self.seat == Some(id);
+        let beside_poller = self.thread != Thread::Absent && self.is_polled(now);
+        if beside_poller && has_seat && self.seat_sleeps {
+            self.cool(id);
+        }
         let warm = warm && !self.cooled.contains(&id);
+        if beside_poller && !warm && (has_seat || self.seat.is_none()) {
+            (self.seat, self.seat_sleeps) = (None, false);
+            return (self.sit_down(id, warm), self.leave_it_to_the_poller());
+        }
         match self.seat {
             Some(seated) if seated == id => {}
             // The other will see that it has lost the seat; were there no progress thread, it would have to be told again
@@ -712,7 +733,7 @@ impl Handover {
     fn take_seat(&mut self, now: Instant, id: WaiterId, warm: bool) {
         self.bench.retain(|&(other, _)| other != id);
         (self.seat, self.seat_is_warm, self.seated_at) = (Some(id), warm, now);
-        self.found_on_bench = 0;
+        self.for_others = 0;
     }
 
     fn sit_down(&mut self, id: WaiterId, warm: bool) -> Plan {
@@ -731,6 +752,24 @@ impl Handover {
         Kick::Thread
     }
 
+    /// A poller drives, and nobody watches: who sleeps for longer than a lease must not.
+    fn leave_it_to_the_poller(&mut self) -> Kick {
+        if !matches!(self.thread, Thread::Parked | Thread::Leased { to_poller: false }) {
+            return Kick::None;
+        }
+        self.thread = Thread::Awake;
+        Kick::Thread
+    }
+
+    /// The one in the seat saw to the link for others, once more.
+    fn cool(&mut self, seated: WaiterId) {
+        self.for_others += 1;
+        if self.for_others >= FOR_OTHERS && self.seat_is_warm {
+            self.seat_is_warm = false;
+            self.cooled.push(seated);
+        }
+    }
+
     /// A warm waiter was in the seat lately and may be back soon; until then the progress thread sees to it.
     fn is_kept(&self, now: Instant) -> bool {
         !matches!(self.thread, Thread::Parked | Thread::Absent)
@@ -742,10 +781,8 @@ impl Handover {
         self.bench.retain(|&(other, _)| other != id);
         self.cooled.retain(|&other| other != id);
         if let Some(seated) = self.seat.filter(|&seated| seated != id) {
-            self.found_on_bench += u32::from(found);
-            if self.found_on_bench >= FOUND_ON_BENCH && self.seat_is_warm {
-                self.seat_is_warm = false;
-                self.cooled.push(seated);
+            if found {
+                self.cool(seated);
             }
             return Kick::None;
         }

@@ -7,9 +7,10 @@ use remanence_pmem::engine::{CopyEngine, DsaEngine, Inline, Options, Placement, 
 use remanence_pmem::{FileOptions, PersistenceDomain, Region};
 
 use super::{SIZES, key};
+use crate::effort::Effort;
 use crate::limits::memcpy::Memcpy;
 use crate::machine::State;
-use crate::report::{Kind, Row};
+use crate::report::{Bar, Kind, Row};
 use crate::samples::{Metric, Samples};
 
 pub(super) const DRAM: &str = "copy to DRAM";
@@ -114,7 +115,6 @@ impl Order {
 pub(super) struct Live {
     pub(super) samples: Samples,
     pub(super) order: Vec<Order>,
-    pub(super) rounds: u64,
     pub(super) ms: u64,
     /// Bytes of the memory that was copied to.
     pub(super) target: u64,
@@ -149,22 +149,20 @@ pub(super) struct Extent {
     pub(super) target: u64,
     /// Copies of the order test, with each engine.
     pub(super) copies: u64,
-    /// Whether samples of two cores are told apart by how far apart those are, which takes milliseconds each.
-    pub(super) states: bool,
 }
 
 impl Extent {
-    pub(super) const TINY: Self = Self { rounds: 1, ms: 1, target: 4 << 20, copies: 500, states: false };
-    pub(super) const QUICK: Self = Self { rounds: 3, ms: 6, target: 256 << 20, copies: 20_000, states: true };
-    pub(super) const FULL: Self =
-        Self { rounds: 11, ms: 25, target: 1 << 30, copies: 1_000_000, states: true };
-
-    fn probe(self) -> State {
-        if self.states { State::probe() } else { State::Any }
-    }
+    pub(super) const TINY: Self = Self { rounds: 1, ms: 1, target: 4 << 20, copies: 500 };
+    pub(super) const QUICK: Self = Self { rounds: 6, ms: 6, target: 256 << 20, copies: 20_000 };
+    pub(super) const FULL: Self = Self { rounds: 11, ms: 25, target: 1 << 30, copies: 1_000_000 };
 }
 
-pub(super) fn run(extent: Extent, mut progress: impl FnMut(u64, u64, &str)) -> Result<Live, String> {
+pub(super) fn run(
+    effort: Effort,
+    mut progress: impl FnMut(u64, u64, &str),
+    bars: impl Fn(&Samples) -> Vec<Bar>,
+) -> Result<Live, String> {
+    let extent = effort.pick(Extent::TINY, Extent::QUICK, Extent::FULL);
     let Extent { rounds, ms, target, copies, .. } = extent;
     // It is tested here, and whenever it is opened again.
     let without = DsaEngine::open(Options::new()).err().map(|why| why.to_string());
@@ -180,25 +178,19 @@ pub(super) fn run(extent: Extent, mut progress: impl FnMut(u64, u64, &str)) -> R
     let total = rounds * (SIZES.len() * steps) as u64 + engines(ORDER).len() as u64;
     let mut done = 0;
     samples.control(&key(DRAM, SIZES[0], MEMCPY, Metric::Throughput));
-    for round in 0..rounds {
-        samples.block(round);
+    while samples.another(effort, rounds, &bars) {
         for size in SIZES {
             done += 1;
             progress(done, total, MEMCPY);
-            let limit = key(DRAM, size, MEMCPY, Metric::Throughput);
-            // The A/A pair.
-            let again = (size == SIZES[0]).then(|| limit.again());
-            for limit in [Some(limit), again].into_iter().flatten() {
-                let before = extent.probe();
-                let rate = memcpy.burst(size, target, Duration::from_millis(ms))?;
-                samples.add(&limit, before, extent.probe(), [rate]);
-            }
+            samples.burst(effort, &key(DRAM, size, MEMCPY, Metric::Throughput), || {
+                Ok(vec![memcpy.burst(size, target, Duration::from_millis(ms))?])
+            })?;
             for op in ops {
                 for engine in engines(op) {
                     done += 1;
                     progress(done, total, &format!("{op}: {}", engine.series()));
                     let target = if op == DRAM { &mut dram } else { &mut pm };
-                    sample(&mut samples, op, engine, target, size, extent)?;
+                    sample(&mut samples, effort, op, engine, target, (size, Duration::from_millis(ms)))?;
                 }
             }
         }
@@ -210,7 +202,7 @@ pub(super) fn run(extent: Extent, mut progress: impl FnMut(u64, u64, &str)) -> R
         let stressed = stress(&mut *engine.make()?, &pm.region, Stress { copies, len: ORDER_LEN, slots: 12 });
         order.push(Order { engine, verdict: stressed.map_err(|e| e.to_string())? });
     }
-    Ok(Live { samples, order, rounds, ms, target, without })
+    Ok(Live { samples, order, ms, target, without })
 }
 
 /// DRAM whose lines are written back as if it were persistent.
@@ -224,24 +216,22 @@ fn declared(len: u64) -> Result<Region, String> {
 
 fn sample(
     samples: &mut Samples,
+    effort: Effort,
     op: &str,
     engine: Engine,
     target: &mut Target,
-    size: u64,
-    extent: Extent,
+    (size, budget): (u64, Duration),
 ) -> Result<(), String> {
-    let budget = Duration::from_millis(extent.ms);
     // One core alone knows no states.
-    let probe = || if engine.by == By::Own { State::Any } else { extent.probe() };
-    let mut running = engine.make()?;
-    let before = probe();
-    let (metric, values) = if op == SUBMIT {
-        (Metric::Latency, submit_times(&mut *running, target, size, budget)?)
-    } else {
-        (Metric::Throughput, vec![burst(&mut *running, target, size, budget)?])
-    };
-    samples.add(&key(op, size, &engine.series(), metric), before, probe(), values);
-    Ok(())
+    let probe = || if engine.by == By::Own { State::Any } else { effort.probe() };
+    let metric = if op == SUBMIT { Metric::Latency } else { Metric::Throughput };
+    samples.burst_in(probe, &key(op, size, &engine.series(), metric), || {
+        let mut running = engine.make()?;
+        if op == SUBMIT {
+            return submit_times(&mut *running, target, size, budget);
+        }
+        Ok(vec![burst(&mut *running, target, size, budget)?])
+    })
 }
 
 /// GB/s of copies of one size, as many under way as the window allows.

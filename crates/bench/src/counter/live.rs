@@ -8,7 +8,9 @@ use remanence_pmem::image::Framing;
 use remanence_pmem::{FileOptions, PersistenceDomain, Region};
 
 use super::key;
+use crate::effort::Effort;
 use crate::machine::State;
+use crate::report::Bar;
 use crate::samples::Samples;
 
 pub(super) const UPDATE: &str = "update";
@@ -52,7 +54,6 @@ pub(super) struct Live {
     pub(super) samples: Samples,
     /// Those of the CPU, the best first.
     pub(super) instructions: Vec<Instruction>,
-    pub(super) rounds: u64,
     pub(super) updates: u64,
     pub(super) skipped: Vec<String>,
 }
@@ -66,28 +67,36 @@ pub(super) fn unfenced(instruction: Instruction) -> String {
 }
 
 pub(super) fn run(
+    effort: Effort,
     (rounds, updates): (u64, u64),
     mut progress: impl FnMut(u64, u64, &str),
+    bars: impl Fn(&Samples, Instruction) -> Vec<Bar>,
 ) -> Result<Live, String> {
     use Instruction::{Clflush, ClflushOpt, Clwb, DcCvac, DcCvap};
     let (instructions, missing): (Vec<_>, Vec<_>) =
         [Clwb, ClflushOpt, Clflush, DcCvap, DcCvac].into_iter().partition(|i| flush::has(*i));
     let skipped = missing.iter().map(|i| format!("{i}: this CPU does not have it")).collect();
     let regions = instructions.iter().map(|i| declared(*i)).collect::<Result<Vec<Region>, String>>()?;
-    let mut live = Live { samples: Samples::default(), instructions, rounds, updates, skipped };
-    let total = rounds * (regions.len() as u64 + 2);
-    for round in 0..rounds {
-        live.samples.block(round);
+    let best = instructions[0];
+    let mut live = Live { samples: Samples::default(), instructions, updates, skipped };
+    live.samples.control(&key(UPDATE, 10, &fenced(best)));
+    live.samples.control(&key(APPEND, 256, Word::Counter.series()));
+    let steps = regions.len() as u64 + 2;
+    let mut done = 0;
+    let mut step = |what: &str| {
+        progress(done, rounds * steps, what);
+        done += 1;
+    };
+    while live.samples.another(effort, rounds, |samples| bars(samples, best)) {
         for (number, region) in regions.iter().enumerate() {
             let instruction = live.instructions[number];
-            progress(round * (regions.len() as u64 + 2) + number as u64, total, &fenced(instruction));
+            step(&fenced(instruction));
             live.words(region, instruction)?;
         }
-        let done = round * (regions.len() as u64 + 2) + regions.len() as u64;
-        progress(done, total, BARE);
-        live.bare(&regions[0]);
-        progress(done + 1, total, APPEND);
-        live.logs(&regions[0], round)?;
+        step(BARE);
+        live.bare(&regions[0])?;
+        step(APPEND);
+        live.logs(&regions[0], live.samples.blocks())?;
     }
     Ok(live)
 }
@@ -107,15 +116,23 @@ fn declared(instruction: Instruction) -> Result<Region, String> {
 }
 
 impl Live {
-    fn add(&mut self, op: &str, x: u64, series: &str, rate: f64) {
-        self.samples.add(&key(op, x, series), State::Any, State::Any, [rate]);
+    /// One burst, of one core alone.
+    fn measure(
+        &mut self,
+        op: &str,
+        x: u64,
+        series: &str,
+        mut rate: impl FnMut() -> Result<f64, String>,
+    ) -> Result<(), String> {
+        self.samples.burst_in(|| State::Any, &key(op, x, series), || Ok(vec![rate()?]))
     }
 
     /// Every rotation, with a fence for each update and without.
     fn words(&mut self, region: &Region, instruction: Instruction) -> Result<(), String> {
         let updates = self.updates;
+        let (with, without) = (fenced(instruction), unfenced(instruction));
         for chunks in CHUNKS {
-            let rate = match chunks {
+            self.measure(UPDATE, chunks, &with, || match chunks {
                 1 => word::<PlainWord<Region>>(region, updates),
                 2 => word::<RotatingCounter<Region, 2>>(region, updates),
                 3 => word::<RotatingCounter<Region, 3>>(region, updates),
@@ -123,41 +140,45 @@ impl Live {
                 10 => word::<RotatingCounter<Region, 10>>(region, updates),
                 20 => word::<RotatingCounter<Region, 20>>(region, updates),
                 _ => Err(format!("no counter of {chunks} chunks was compiled in")),
-            }?;
-            self.add(UPDATE, chunks, &fenced(instruction), rate);
-            let rate = stores(region, updates, 256, chunks, Then::WriteBack);
-            self.add(UNFENCED, chunks, &unfenced(instruction), rate);
+            })?;
+            let rate = || Ok(stores(region, updates, 256, chunks, Then::WriteBack));
+            self.measure(UNFENCED, chunks, &without, rate)?;
         }
-        let rate = stores(region, updates, 64, MEMORY / 64, Then::Sync);
-        self.add(SEQUENCE, 64, &fenced(instruction), rate);
-        let rate = stores(region, updates, 64, MEMORY / 64, Then::WriteBack);
-        self.add(SEQUENCE, 64, &unfenced(instruction), rate);
+        for (series, then) in [(&with, Then::Sync), (&without, Then::WriteBack)] {
+            self.measure(SEQUENCE, 64, series, || Ok(stores(region, updates, 64, MEMORY / 64, then)))?;
+        }
         Ok(())
     }
 
     /// What a word cannot be faster than.
-    fn bare(&mut self, region: &Region) {
+    fn bare(&mut self, region: &Region) -> Result<(), String> {
+        let updates = self.updates;
         for chunks in CHUNKS {
-            let rate = stores(region, self.updates, 256, chunks, Then::Sync);
-            self.add(UPDATE, chunks, BARE, rate);
-            let rate = stores(region, self.updates, 256, chunks, Then::Nothing);
-            self.add(UNFENCED, chunks, STORE, rate);
+            for (op, series, then) in [(UPDATE, BARE, Then::Sync), (UNFENCED, STORE, Then::Nothing)] {
+                self.measure(op, chunks, series, || Ok(stores(region, updates, 256, chunks, then)))?;
+            }
         }
+        Ok(())
     }
 
     fn logs(&mut self, region: &Region, round: u64) -> Result<(), String> {
+        // A log is not taken for the one before, which had as many entries.
+        let mut tag = round * 1000;
+        let mut next = || {
+            tag += 1;
+            tag
+        };
         for size in ENTRIES {
             let appends = (self.updates / 2).min(MEMORY / 2 / (size + 128));
             for word in Word::ALL {
-                let rate = match word {
-                    Word::Plain => counted::<PlainWord<Region>>(region, appends, size, round),
-                    Word::Counter => counted::<RotatingCounter<Region>>(region, appends, size, round),
-                    Word::Register => counted::<RotatingRegister<Region>>(region, appends, size, round),
-                }?;
-                self.add(APPEND, size, word.series(), rate);
+                self.measure(APPEND, size, word.series(), || match word {
+                    Word::Plain => counted::<PlainWord<Region>>(region, appends, size, next()),
+                    Word::Counter => counted::<RotatingCounter<Region>>(region, appends, size, next()),
+                    Word::Register => counted::<RotatingRegister<Region>>(region, appends, size, next()),
+                })?;
             }
-            self.add(APPEND, size, CHECKSUMS, checksummed(region, appends, size, round)?);
-            self.add(APPEND, size, BARE_APPEND, bare_appends(region, appends, size));
+            self.measure(APPEND, size, CHECKSUMS, || checksummed(region, appends, size, next()))?;
+            self.measure(APPEND, size, BARE_APPEND, || Ok(bare_appends(region, appends, size)))?;
         }
         Ok(())
     }

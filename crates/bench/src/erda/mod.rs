@@ -40,6 +40,7 @@ pub use self::stores::{Native, Target, others};
 use self::client::{Asked, Burst, Clients, Found};
 use self::load::{Load, Until};
 use self::server::{Served, Server, Spec};
+use self::verdicts::Seen;
 use crate::claims::Claim;
 use crate::effort::Effort;
 use crate::machine::State;
@@ -47,6 +48,7 @@ use crate::report::{Report, Row};
 use crate::role::{self, Causes, Lost, Pair, Place, Ran};
 use crate::samples::{Key, Metric, Samples};
 use crate::server_load::ServerLoad;
+use crate::stats::Judgement;
 
 /// Bytes of a value where the paper sweeps something else, and says so for its figure 26 only.
 const VALUE: usize = 1024;
@@ -54,6 +56,9 @@ const VALUE: usize = 1024;
 const PATIENCE: Duration = Duration::from_secs(20);
 /// A quick run begins nothing new after this.
 const QUICK: Duration = Duration::from_secs(480);
+
+/// A quick run goes on for a bar that is undecided no longer than this: the parts that follow need the rest.
+const QUICK_MORE: Duration = Duration::from_secs(240);
 
 /// A part of the bench.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -231,6 +236,8 @@ struct Bench<'a> {
     /// When logs were being cleaned in figure 26: milliseconds, by operation.
     intervals: BTreeMap<String, Vec<[f64; 2]>>,
     state: State,
+    /// How many blocks each part had.
+    blocks: BTreeMap<&'static str, u64>,
     begin: Instant,
     /// Files of this run.
     stores: u64,
@@ -269,6 +276,7 @@ pub fn run(
         table1: Vec::new(),
         intervals: BTreeMap::new(),
         state: State::probe(),
+        blocks: BTreeMap::new(),
         begin: Instant::now(),
         stores: 0,
         progress,
@@ -296,13 +304,14 @@ pub fn run(
     if bench.samples.rows().is_empty() && bench.rows.is_empty() {
         return Err(format!("nothing could be measured: {}", skipped.join("; ")));
     }
-    let bars = verdicts::bars(&bench, &parts);
-    let claims = verdicts::claims(&bench, &cleaned);
+    let seen = Seen { samples: &bench.samples, effort, table1: &bench.table1 };
+    let bars = verdicts::bars(seen, &parts);
+    let claims = verdicts::claims(seen, &cleaned);
     let by_threads = Mix::PAPER_002.map(|mix| (format!("{} by threads", title(mix)), "threads"));
     let over_time = Mix::PAPER_002.map(|mix| (cleaning::over_time(mix), "ms"));
     let axes: BTreeMap<String, &str> = by_threads.into_iter().chain(over_time).collect();
     let params = serde_json::json!({
-        "rounds": effort.rounds(),
+        "rounds": bench.blocks,
         "burst_ms": effort.burst().as_millis() as u64,
         "records": effort.records(),
         "carrier": options.carrier,
@@ -330,13 +339,36 @@ pub fn run(
 
 impl Bench<'_> {
     fn step(&mut self, what: &str) {
+        // A part that goes on for a bar has more of them than it was known.
+        self.steps.1 = self.steps.1.max(self.steps.0 + 1);
         (self.progress)(self.steps.0, self.steps.1, what);
         self.steps.0 += 1;
     }
 
+    /// Whether another block of a part is to be measured. A peer that is not here is not waited for.
+    fn another(&mut self, part: Part) -> bool {
+        let (effort, table1) = (self.options.effort, &self.table1);
+        // What could decide more does not lack what it was not asked for.
+        if self.samples.blocks() >= effort.rounds() && self.is_over(QUICK_MORE) {
+            return false;
+        }
+        let bars = |samples: &Samples| {
+            let mut bars = verdicts::bars(Seen { samples, effort, table1 }, &[part]);
+            bars.retain(|bar| part != Part::Peers || bar.verdict != Judgement::NotMeasured);
+            bars
+        };
+        let goes_on = self.samples.another(effort, effort.rounds(), bars);
+        self.blocks.insert(part.name(), self.samples.blocks());
+        goes_on
+    }
+
+    fn is_over(&self, limit: Duration) -> bool {
+        self.options.effort == Effort::Quick && self.begin.elapsed() > limit
+    }
+
     /// Whether a quick run has taken as long as it may; then it lacks the cell.
     fn is_late(&mut self, cell: &str) -> bool {
-        let late = self.options.effort == Effort::Quick && self.begin.elapsed() > QUICK;
+        let late = self.is_over(QUICK);
         if late {
             let limit = QUICK.as_secs();
             let why = format!("{limit} s were over: run it without --quick, or on a machine that does less");
@@ -442,8 +474,9 @@ impl Bench<'_> {
 
     fn latency(&mut self) {
         let effort = self.options.effort;
-        for round in 0..effort.rounds() {
-            self.samples.block(round);
+        self.samples.next_part();
+        while self.another(Part::Latency) {
+            let round = self.samples.blocks() as usize - 1;
             for value in effort.sizes() {
                 for &load in loads(value) {
                     for series in self.series() {
@@ -454,7 +487,7 @@ impl Bench<'_> {
                         }
                         let twice = if (series, value) == CONTROL { &[false, true][..] } else { &[false] };
                         for again in twice {
-                            if let Err(why) = self.latencies(series, value, load, round as usize, *again) {
+                            if let Err(why) = self.latencies(series, value, load, round, *again) {
                                 self.lost.add(&cell, why);
                             }
                         }
@@ -501,8 +534,9 @@ impl Bench<'_> {
 
     fn threads(&mut self) {
         let effort = self.options.effort;
-        for round in 0..effort.rounds() {
-            self.samples.block(round);
+        self.samples.next_part();
+        while self.another(Part::Threads) {
+            let round = self.samples.blocks() as usize - 1;
             for threads in effort.threads() {
                 // The bar is at four threads: there the server is busy too.
                 let loads = [ServerLoad::IDLE, ServerLoad::BUSY];
@@ -513,7 +547,7 @@ impl Bench<'_> {
                         if self.is_late(&cell) {
                             continue;
                         }
-                        if let Err(why) = self.rates(series, threads, load, round as usize) {
+                        if let Err(why) = self.rates(series, threads, load, round) {
                             self.lost.add(cell, why);
                         }
                     }

@@ -15,7 +15,7 @@ use crate::effort::Effort;
 use super::load::{self, Handle};
 use super::server::{Carrier, Served, Server, Spec, device};
 use super::tcp::{At, Memcached, Redis};
-use super::{Bench, Native, connecting, load_of, sound, table1};
+use super::{Bench, Native, Part, connecting, load_of, sound, table1};
 use crate::machine::State;
 use crate::peers::version;
 use crate::redis::{self, Fsync, Process, Setting, Shape};
@@ -180,17 +180,9 @@ const SIZE: u64 = 64 << 20;
 /// Bytes of a value.
 pub(super) const SIZES: [usize; 2] = [64, 1024];
 
-const fn rounds(effort: Effort) -> u64 {
-    match effort {
-        Effort::Tiny => 1,
-        Effort::Quick => 6,
-        Effort::Full => 9,
-    }
-}
-
 pub(super) fn steps(effort: Effort) -> u64 {
     let each: usize = DataDirectory::ALL.map(|place| Who::at(place).len()).iter().sum();
-    rounds(effort) * (SIZES.len() * each) as u64
+    effort.rounds() * (SIZES.len() * each) as u64
 }
 
 /// How many requests redis-benchmark makes: for a good part of a second, as far as one can know.
@@ -260,8 +252,8 @@ pub(super) fn run(bench: &mut Bench<'_>) {
         }
         Err(why) => bench.lost.add("redis-benchmark", why),
     }
-    for round in 0..rounds(effort) {
-        bench.samples.block(round);
+    bench.samples.next_part();
+    while bench.another(Part::Peers) {
         for value in SIZES {
             for n in bench.samples.order(all.len()) {
                 let peer = &mut all[n];

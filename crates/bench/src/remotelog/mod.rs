@@ -121,6 +121,11 @@ fn swept(cell: &Cell) -> bool {
         && matches!(cell.op, None | Some(Op::Write))
 }
 
+/// What is measured twice in each block: message passing, as most bars have it below the line.
+fn is_control(cell: &Cell) -> bool {
+    swept(cell) && cell.op.is_none() && cell.load == ServerLoad::IDLE
+}
+
 /// Runs the bench.
 ///
 /// # Errors
@@ -137,18 +142,21 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
     let mut done = 0;
     let (bare, loopback) = (bare_key(), std::net::Ipv4Addr::LOCALHOST.into());
     let mut limit = BarePair::open((loopback, loopback))?;
+    samples.control(&cells.iter().find(|cell| is_control(cell)).expect("it is among them").key());
     let begin = Instant::now();
-    // One probe stands behind one burst and before the next one.
-    let mut state = options.effort.probe();
-    let mut round = 0;
-    while options.effort.another(round, rounds, || bars(&samples, &cells)) {
-        samples.block(round);
+    while samples.another(options.effort, rounds, |samples| bars(samples, &cells)) {
+        let round = samples.blocks() - 1;
+        let late = || options.effort == Effort::Quick && round > 0 && begin.elapsed() > QUICK;
+        // What could decide more does not lack what it was not asked for.
+        if round >= rounds && late() {
+            break;
+        }
         for (n, number) in samples.order(cells.len()).into_iter().enumerate() {
             let cell = &cells[number];
             let name = format!("{} {}", cell.panel(), cell.key().series);
             progress(done, total, &name);
             done += 1;
-            if options.effort == Effort::Quick && round > 0 && begin.elapsed() > QUICK {
+            if round < rounds && late() {
                 let limit = QUICK.as_secs();
                 let why = format!(
                     "a burst of each, as {limit} s were over: run it without --quick, or on a machine that does less"
@@ -156,29 +164,23 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
                 lost.add(name, why);
                 continue;
             }
-            match append(&mut pair, number, burst) {
-                Ok(ran) => {
-                    let before = std::mem::replace(&mut state, options.effort.probe());
-                    samples.add_measured(&cell.key(), before, state, ran);
-                    // It ends while nothing is measured.
-                    let closed = pair.close();
-                    closed.unwrap_or_else(|why| lost.add(name, why));
-                }
-                Err(why) => lost.add(name, why),
-            }
+            let measured = samples.burst(options.effort, &cell.key(), || {
+                let ran = append(&mut pair, number, burst)?;
+                // It ends while nothing is measured.
+                pair.close().map(|()| ran)
+            });
+            measured.unwrap_or_else(|why| lost.add(name, why));
             if n % 16 == 0 {
-                let values = limit.round_trips(RECORD, burst.as_millis() as u64)?;
-                let before = std::mem::replace(&mut state, options.effort.probe());
-                samples.add(&bare, before, state, values);
+                samples
+                    .burst(options.effort, &bare, || limit.round_trips(RECORD, burst.as_millis() as u64))?;
             }
         }
-        round += 1;
     }
     let bars = bars(&samples, &cells);
     let params = serde_json::json!({
         "payload": PAYLOAD,
         "record": RECORD,
-        "rounds": round,
+        "rounds": samples.blocks(),
         "burst_ms": burst.as_millis() as u64,
         "servers": ServerLoad::ALL.map(ServerLoad::name),
         "configurations": "declared: every recipe is carried out step by step on live memory, and nothing here makes the \

@@ -15,6 +15,8 @@ use super::{bulk, pwrite};
 use crate::role::{Causes, Counters, Role};
 
 const LIMIT: Duration = Duration::from_secs(10);
+/// How long it looks for an answer before it sleeps: it has a core of its own.
+const SPIN: Duration = Duration::from_millis(20);
 
 /// Whose client it is.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -38,6 +40,20 @@ pub(crate) enum Burst {
     BulkCalls { n: usize, size: u64, ms: u64 },
     /// Appends to a log, which is trimmed behind them: millions a second.
     Append { n: usize, size: u64, ms: u64 },
+}
+
+/// What it found, in the unit of the metric, and how many operations it was.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Found {
+    pub(super) values: Vec<f64>,
+    pub(super) operations: u64,
+}
+
+impl Found {
+    /// Of which each value is an operation.
+    fn each(values: Vec<f64>) -> Self {
+        Self { operations: values.len() as u64, values }
+    }
 }
 
 /// A [`Method`], by its number.
@@ -72,7 +88,7 @@ impl Role for Client {
     type Here = ();
     type Peer = IpAddr;
     type Burst = Burst;
-    type Values = Vec<f64>;
+    type Values = Found;
 
     fn open(spec: Spec) -> Result<(Self, ()), String> {
         let device = device()?;
@@ -85,7 +101,7 @@ impl Role for Client {
         let endpoint = |n: usize| {
             let number = u8::try_from(n).map_err(words)?;
             let to = self.nexus.resolve(at(RPC_PORT), number, LIMIT).map_err(words)?;
-            Ok::<_, String>((self.nexus.create(&options()).map_err(words)?, to))
+            Ok::<_, String>((self.nexus.create(&options(SPIN)).map_err(words)?, to))
         };
         match self.spec {
             Spec::Writers { calls, window, longest } => {
@@ -106,22 +122,25 @@ impl Role for Client {
         Ok(())
     }
 
-    fn run(&mut self, burst: Burst) -> Result<Vec<f64>, String> {
+    fn run(&mut self, burst: Burst) -> Result<Found, String> {
         const NONE: &str = "there is no such client";
         match burst {
             Burst::Write { method, size, ms } => {
                 pwrite::one_sided(self.writer.as_mut().ok_or(NONE)?, method.method(), size, ms)
+                    .map(Found::each)
             }
-            Burst::Call { n, size, ms } => pwrite::calls(self.calls.get_mut(n).ok_or(NONE)?, size, ms),
+            Burst::Call { n, size, ms } => {
+                pwrite::calls(self.calls.get_mut(n).ok_or(NONE)?, size, ms).map(Found::each)
+            }
             Burst::BulkWrites { method, size, ms } => {
                 bulk::one_sided(self.writer.as_mut().ok_or(NONE)?, method.method(), size, ms)
             }
             Burst::BulkCalls { n, size, ms } => bulk::calls(self.calls.get_mut(n).ok_or(NONE)?, size, ms),
             Burst::Append { n, size, ms } => {
                 let clients = self.logs.get_mut(n).ok_or(NONE)?;
-                let values = clients.burst(size, ms)?;
+                let found = clients.burst(size, ms)?;
                 clients.forget()?;
-                Ok(values)
+                Ok(found)
             }
         }
     }

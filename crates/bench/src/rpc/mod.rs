@@ -16,14 +16,14 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use self::client::{Burst, Client};
-use self::server::{Serve, Server};
+use self::server::{Serve, Served, Server};
 use crate::claims::Claim;
 use crate::effort::Effort;
 use crate::machine;
 use crate::report::{Bar, Report};
 use crate::role::{self, End, Lost, Pair, Place};
 use crate::samples::{Key, Metric, Samples};
-use crate::stats::Estimate;
+use crate::server_load::ServerLoad;
 
 /// How a bench of these is run.
 #[derive(Clone, Debug)]
@@ -72,19 +72,24 @@ impl Bench {
             if !pair.is_open() {
                 pair.open(server, client)?;
             }
-            pair.burst(Some(&serve), &burst).map(|ran| {
-                // Of a burst that has one value nobody says how many operations it was.
-                let operations = if key.metric == Metric::Latency { ran.values.len() as u64 } else { 0 };
-                (ran, operations)
-            })
+            let ran = pair.burst(Some(&serve), &burst)?;
+            let operations = ran.values.operations;
+            Ok((ran.map(|found| found.values), operations))
         };
         if let Err(why) = self.samples.burst(self.effort, key, run) {
             self.lost.add(cell(key), why);
         }
     }
 
-    /// Takes one sample of what needs no server of ours, on the client's cores.
-    fn sample(&mut self, key: &Key, mut run: impl FnMut() -> Result<Vec<f64>, String> + Send) {
+    /// So many series at each kind of server, or at those that figures have at every point; in the present block's order.
+    fn cells(&self, series: usize, all: bool) -> Vec<(usize, ServerLoad)> {
+        let loads = if all { &ServerLoad::ALL[..] } else { &FIGURES };
+        let order = self.samples.order(series * loads.len()).into_iter();
+        order.map(|n| (n % series, loads[n / series])).collect()
+    }
+
+    /// Takes one sample of what needs no server of ours, on the client's cores. It stands in several places.
+    fn sample(&mut self, keys: &[Key], mut run: impl FnMut() -> Result<Vec<f64>, String> + Send) {
         let burst = || {
             let on_its_core = || {
                 machine::pin_to(End::Client.cores(&machine::allowed()));
@@ -92,15 +97,13 @@ impl Bench {
             };
             // A thread of its own: this one must stay free to probe both cores.
             let outcome = std::thread::scope(|scope| scope.spawn(on_its_core).join());
-            outcome.unwrap_or_else(|_| Err("the client panicked".into()))
+            let values = outcome.unwrap_or_else(|_| Err("the client panicked".into()))?;
+            Ok(keys.iter().map(|key| (key.clone(), values.clone().into())).collect())
         };
-        if let Err(why) = self.samples.burst(self.effort, key, burst) {
-            self.lost.add(cell(key), why);
+        keys.iter().for_each(|key| self.samples.expect(key));
+        if let Err(why) = self.samples.several(|| self.effort.probe(), burst) {
+            self.lost.add(cell(&keys[0]), why);
         }
-    }
-
-    fn ratio(&self, over: &Key, under: &Key) -> Option<Estimate> {
-        self.samples.ratio(over, under)
     }
 
     fn report(
@@ -125,9 +128,26 @@ impl Bench {
     }
 }
 
+/// What a server of these does besides, where it is not said: it never sleeps, as the paper's.
+const PAPERS: ServerLoad = ServerLoad::Spins;
+
+/// At which servers everything is measured at every x.
+const FIGURES: [ServerLoad; 3] = [ServerLoad::IDLE, PAPERS, ServerLoad::BUSY];
+/// At which servers bars are judged.
+const JUDGED: [ServerLoad; 2] = [ServerLoad::IDLE, ServerLoad::BUSY];
+
+fn serve(what: Served, load: ServerLoad) -> Serve {
+    Serve { what, load }
+}
+
+/// What an operation at such a server is called: each has a panel of its own.
+fn at(op: &str, load: ServerLoad) -> String {
+    format!("{op}, server {}", load.name())
+}
+
 /// A cell in words.
 fn cell(key: &Key) -> String {
-    format!("{} {}", key.series, crate::report::bytes(key.x))
+    format!("{} {} {}", key.op, key.series, crate::report::bytes(key.x))
 }
 
 fn key(op: &str, x: u64, series: &str, metric: Metric) -> Key {
@@ -142,9 +162,9 @@ mod tests {
     fn nothing_measured_is_said_so() {
         let options = Options { effort: Effort::Tiny, program: PathBuf::new() };
         let mut bench = Bench::new(&options, server::Spec::Logs, client::Spec::Logs);
-        bench.sample(&key("write", 64, "a", Metric::Latency), || Err("it is broken".into()));
-        bench.sample(&key("write", 64, "a", Metric::Latency), || Err("it is broken".into()));
-        assert_eq!(bench.lost.lines(), ["a 64: it is broken"]);
+        bench.sample(&[key("write", 64, "a", Metric::Latency)], || Err("it is broken".into()));
+        bench.sample(&[key("write", 64, "a", Metric::Latency)], || Err("it is broken".into()));
+        assert_eq!(bench.lost.lines(), ["write a 64: it is broken"]);
         let outcome = bench.report("pwrite", serde_json::json!({}), Vec::new(), Vec::new(), Vec::new());
         assert!(outcome.is_err_and(|why| why.contains("it is broken")));
     }

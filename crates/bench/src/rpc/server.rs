@@ -1,6 +1,7 @@
 //! The server of these benches: endpoints and an export of its memory, of which it serves what its controller names.
 
 use std::net::IpAddr;
+use std::time::Duration;
 
 use remanence_pmem::engine::{Options as Engine, Placement};
 use remanence_pmem::{FileOptions, PersistenceDomain, Region};
@@ -8,12 +9,13 @@ use remanence_rpc::copier::Copier;
 use remanence_rpc::durable;
 use remanence_rpc::live::{Nexus, Options, Rpc};
 use remanence_rpc::pwrite::Export;
-use remanence_rpc::{Stop, core::config::Config, log};
+use remanence_rpc::{Meter, Stop, core::config::Config, log};
 use remanence_verbs::{Context, Options as Device};
 use serde::{Deserialize, Serialize};
 
 use super::logserver::SERVED;
 use crate::role::{Causes, Counters, Role};
+use crate::server_load::{Looking, ServerLoad};
 
 /// Bytes of the server's memory.
 pub(super) const MEMORY: u64 = 64 << 20;
@@ -82,12 +84,12 @@ fn memory() -> Result<Region, String> {
     region.map_err(words)
 }
 
-pub(super) fn options() -> Options {
+/// How an endpoint is made that looks so long before it sleeps, beyond what has paid lately.
+pub(super) fn options(spin: Duration) -> Options {
     // Between two of its turns nobody drives a client: its server does not take it for dead meanwhile, and its cells for skipped.
-    let silence_max = std::time::Duration::from_secs(3600);
+    let silence_max = Duration::from_secs(3600);
     let config = Config { message_max: 4 << 20, silence_max, ..Config::default() };
-    // As the peers spin, and the paper's servers.
-    Options { spin: std::time::Duration::from_millis(20), config, ..Options::default() }
+    Options { spin, config, ..Options::default() }
 }
 
 /// Adds what an endpoint counts.
@@ -104,13 +106,20 @@ pub(crate) enum Spec {
     Logs,
 }
 
+/// What is served, and what the thread does that serves it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct Serve {
+    pub(super) what: Served,
+    pub(super) load: ServerLoad,
+}
+
 /// What is served.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(crate) enum Serve {
+pub(crate) enum Served {
     /// The service of that number.
     Endpoint(usize),
-    /// One-sided operations: the device is driven, as a server's application that polls would.
-    Drive,
+    /// One-sided operations, which the device carries out; an application that looks drives it.
+    Device,
 }
 
 enum Service {
@@ -127,9 +136,47 @@ impl Service {
     }
 }
 
+impl Looking for Service {
+    fn look(&mut self) -> Result<(), String> {
+        let looked = match self {
+            Self::Durable(server) => server.look(),
+            Self::Log(server) => server.look(),
+        };
+        looked.map_err(words)
+    }
+
+    fn sleep(&mut self, stop: &Stop) -> Result<(), String> {
+        let served = match self {
+            Self::Durable(server) => server.run(stop),
+            Self::Log(server) => server.run(stop),
+        };
+        served.map_err(words)
+    }
+}
+
+/// Nobody but the device has anything to do.
+struct Driven<'a>(&'a Context);
+
+impl Looking for Driven<'_> {
+    fn look(&mut self) -> Result<(), String> {
+        self.0.poll();
+        Ok(())
+    }
+
+    fn sleep(&mut self, stop: &Stop) -> Result<(), String> {
+        let this = std::thread::current();
+        let _wakes = stop.wakes(move || this.unpark());
+        while !stop.is_asked() {
+            std::thread::park();
+        }
+        Ok(())
+    }
+}
+
 /// The server of all endpoints.
 pub(crate) struct Server {
     services: Vec<Service>,
+    meters: Vec<Meter>,
     context: Context,
     _serving: Nexus,
     _export: Option<Export>,
@@ -147,42 +194,39 @@ impl Role for Server {
     fn open(spec: Spec) -> Result<(Self, IpAddr), String> {
         let context = device()?;
         let serving = Nexus::serve(&context, RPC_PORT).map_err(words)?;
-        let endpoint = || serving.create(&options()).map_err(words);
-        let (mut services, mut export) = (Vec::new(), None);
+        // Whether its thread sleeps is said with each burst.
+        let endpoint = || serving.create(&options(Duration::ZERO)).map_err(words);
+        let (mut services, mut meters, mut export) = (Vec::new(), Vec::new(), None);
         match spec {
             Spec::Copying(ways) => {
                 let region = memory()?;
                 export = Some(Export::start(&context, EXPORT_PORT, &region).map_err(words)?);
                 for way in ways {
-                    let server = durable::Server::new(endpoint()?, region.clone(), way.copier()?);
+                    let mut server = durable::Server::new(endpoint()?, region.clone(), way.copier()?);
+                    meters.push(server.meter());
                     services.push(Service::Durable(Box::new(server)));
                 }
             }
             Spec::Logs => {
                 for (n, (_, word, batch)) in SERVED.into_iter().enumerate() {
                     let log = log::LogFile::format(memory()?, word, n as u64 + 1).map_err(words)?;
-                    let server = log::Server::new(endpoint()?, log, log::Options { batch });
+                    let mut server = log::Server::new(endpoint()?, log, log::Options { batch });
+                    meters.push(server.meter());
                     services.push(Service::Log(Box::new(server)));
                 }
             }
         }
         let here = context.config().gids[0].to_ip();
-        Ok((Self { services, context, _serving: serving, _export: export }, here))
+        Ok((Self { services, meters, context, _serving: serving, _export: export }, here))
     }
 
     fn serve(&mut self, serve: Serve, stop: &Stop) -> Result<(), String> {
-        let Serve::Endpoint(number) = serve else {
-            while !stop.is_asked() {
-                for _ in 0..64 {
-                    self.context.poll();
-                }
+        match serve.what {
+            Served::Device => serve.load.serve(&mut Driven(&self.context), stop),
+            Served::Endpoint(n) => {
+                let service = self.services.get_mut(n).ok_or(format!("there is no endpoint {n}"))?;
+                serve.load.serve(service, stop)
             }
-            return Ok(());
-        };
-        match self.services.get_mut(number) {
-            Some(Service::Durable(server)) => server.run(stop).map_err(words),
-            Some(Service::Log(server)) => server.run(stop).map_err(words),
-            None => Err(format!("there is no endpoint {number}")),
         }
     }
 
@@ -192,5 +236,9 @@ impl Role for Server {
 
     fn count(&self, causes: &mut Causes) {
         self.services.iter().for_each(|service| count(service.rpc(), causes));
+        for metered in self.meters.iter().map(Meter::read) {
+            causes.messages += metered.messages;
+            causes.application_ns += metered.application.as_nanos() as u64;
+        }
     }
 }

@@ -15,4 +15,4 @@ mod interval;
 
 pub use self::burst::{Burst, Statistic};
 pub use self::estimate::{Estimate, Judgement, median, worst};
-pub use self::interval::{Interval, LEAST, difference, mean};
+pub use self::interval::{Interval, LEAST, LOOKS, difference, mean};

@@ -62,10 +62,7 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
     steps.filter(|step| step.is_control()).for_each(|step| samples.control(&step.key()));
     let mut memcpy = Memcpy::new(ours::SIZE_MAX);
     let mut done = 0;
-    let mut round = 0;
-    while options.effort.another(round, rounds, || plan::bars(&samples, &options.paths)) {
-        samples.block(round);
-        round += 1;
+    while samples.another(options.effort, rounds, |samples| plan::bars(samples, &options.paths)) {
         for work in samples.order(plan.len()).into_iter().flat_map(|n| &plan[n]) {
             done += 1;
             progress(done, total, &work.words());
@@ -99,7 +96,7 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
         .collect();
     let settings = peers::settings(&peers, &NetworkPath::Loopback);
     let params = serde_json::json!({
-        "rounds": round, "ms": ms, "paths": options.paths, "pinned": role::pinned(),
+        "rounds": samples.blocks(), "ms": ms, "paths": options.paths, "pinned": role::pinned(),
         "latency": "post to completion, spinning on both sides; ping-pong, put_lat, tag_lat and pingpong: half a round trip",
         "statistics": "a peer's p50, p99 and mean are those that it prints of a run, each under a name of its own",
         "settings": settings,
@@ -109,23 +106,15 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
     Ok(Report::new("transport", options.effort, params, &samples, bars, skipped))
 }
 
-/// As [`Samples::burst`]: a run of a peer has values of several keys.
+/// A run of a peer, which has values of several keys.
 fn peer(samples: &mut Samples, run: peers::Run, effort: Effort) -> Result<(), String> {
-    const TRIES: u32 = 4;
-    let mut before = effort.probe();
-    for _ in 0..TRIES {
-        let figures = run.measure(&NetworkPath::Loopback, effort)?;
-        let after = effort.probe();
-        for (key, value) in run.values(&figures) {
-            samples.expect(&key);
-            samples.add(&key, before, after, [value]);
-        }
-        if after == before {
-            break;
-        }
-        before = after;
-    }
-    Ok(())
+    samples.several(
+        || effort.probe(),
+        || {
+            let figures = run.measure(&NetworkPath::Loopback, effort)?;
+            Ok(run.values(&figures).into_iter().map(|(key, value)| (key, vec![value].into())).collect())
+        },
+    )
 }
 
 /// The key under which a test's samples are kept.

@@ -73,11 +73,10 @@ type Medians = BTreeMap<(Op, Metric, u64, System), Vec<f64>>;
 /// # Errors
 /// One sentence when there can be no guest or nothing at all can be measured in it.
 pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Result<(Report, String), String> {
-    // Odd, so that the median is one of them: of two it would be the worse.
     let (rounds, sizes): (u64, &[u64]) = options.effort.pick(
         (1, &[64, 64 << 10]),
-        (3, &[64, 64 << 10]),
-        (3, &[64, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20]),
+        (6, &[64, 64 << 10]),
+        (6, &[64, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20]),
     );
     progress(0, 1, "booting the guest");
     let tree = tree(options)?;
@@ -89,12 +88,15 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
     let total = rounds * 2 * Op::ALL.len() as u64 * 2 * sizes.len() as u64;
     let (mut samples, mut medians, mut skipped) = (Samples::default(), Medians::new(), Vec::new());
     let mut done = 0;
-    for round in 0..rounds {
-        samples.block(round);
+    for metric in [Metric::Latency, Metric::Throughput] {
+        let size = if metric == Metric::Latency { 64 } else { 64 << 10 };
+        samples.control(&Run { op: Op::Write, metric, size, count: 0 }.key(System::SoftRoce.series()));
+    }
+    while samples.another(options.effort, rounds, |samples| bars(samples, sizes)) {
         for op in Op::ALL {
             // Whoever goes second may find the emulator's caches warm: take turns.
             let order = [System::SoftRoce, System::Ours];
-            for system in if round % 2 == 0 { order } else { [order[1], order[0]] } {
+            for system in if samples.blocks() % 2 == 1 { order } else { [order[1], order[0]] } {
                 let owner = if system == System::SoftRoce { "rxe" } else { "ours" };
                 guest.run(&format!("sh /bench/wire.sh {owner}"), minute)?;
                 for &size in sizes {
@@ -102,15 +104,20 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
                         let run = Run { op, metric, size, count: count(metric, size) };
                         done += 1;
                         progress(done, total, &run.words(system.series()));
-                        match sample(&guest, system, &run) {
-                            Ok(values) => {
+                        let measured = samples.burst_in(
+                            || State::Any,
+                            &run.key(system.series()),
+                            || {
+                                let values = sample(&guest, system, &run)?;
                                 let mut sorted = values.clone();
                                 sorted.sort_by(f64::total_cmp);
                                 let median = sorted[sorted.len() / 2];
                                 medians.entry((op, metric, size, system)).or_default().push(median);
-                                samples.add(&run.key(system.series()), State::Any, State::Any, values);
-                            }
-                            Err(why) => skipped.push(format!("{}: {why}", run.words(system.series()))),
+                                Ok(values)
+                            },
+                        );
+                        if let Err(why) = measured {
+                            skipped.push(format!("{}: {why}", run.words(system.series())));
                         }
                     }
                 }
@@ -122,7 +129,7 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
         return Err(format!("nothing could be measured: {}", skipped.join("; ")));
     }
     let params = serde_json::json!({
-        "rounds": rounds,
+        "rounds": samples.blocks(),
         "settings": { "the guest of both": guest_words(&kernel) },
         "wire": "one veth pair, MTU 4300, path MTU 4096, client and server on a core each",
         "latency": "perftest: half a round trip for write and send, a whole one for read",

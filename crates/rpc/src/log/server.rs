@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use remanence_pmem::Region;
 use remanence_pmem::counter::{Entry, LogFault};
+use remanence_service::Meter;
 use remanence_service::server::Stop;
 
 use super::sharing::Sharing;
@@ -13,6 +14,7 @@ use crate::core::buffers::Body;
 use crate::core::event::{Event, RequestId};
 use crate::header::Status;
 use crate::live::{Live, Rpc};
+use crate::metering::Metering;
 
 /// How a log is served.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -39,6 +41,7 @@ pub struct Server {
     bytes: Vec<u8>,
     appends: u64,
     commits: u64,
+    metering: Metering,
 }
 
 impl Server {
@@ -46,7 +49,8 @@ impl Server {
     #[must_use]
     pub fn new(rpc: Rpc, log: LogFile<Region>, options: Options) -> Self {
         let sharing = Sharing::new(options.batch);
-        Self { rpc, log, sharing, appended: Vec::new(), bytes: Vec::new(), appends: 0, commits: 0 }
+        let metering = Metering::default();
+        Self { rpc, log, sharing, appended: Vec::new(), bytes: Vec::new(), appends: 0, commits: 0, metering }
     }
 
     /// Entries appended, and commits made, by this server.
@@ -74,6 +78,24 @@ impl Server {
         Ok(())
     }
 
+    /// What counts, from here on, what the application costs: requests, and the CPU time of the serving thread for them. It is that of one turn
+    /// in many, taken for all of them.
+    pub fn meter(&mut self) -> Meter {
+        self.metering.meter()
+    }
+
+    /// Looks once: what has come is served, and its answers leave. For a thread that has other work between two looks.
+    ///
+    /// # Errors
+    /// As [`turn`](Self::turn).
+    pub fn look(&mut self) -> io::Result<()> {
+        self.turn(Some(Duration::ZERO))?;
+        while self.rpc.has_event() {
+            self.turn(Some(Duration::ZERO))?;
+        }
+        self.rpc.flush().map_err(io::Error::other)
+    }
+
     /// One round of the event loop. It sleeps so long at most.
     ///
     /// # Errors
@@ -81,7 +103,11 @@ impl Server {
     pub fn turn(&mut self, limit: Option<Duration>) -> io::Result<()> {
         // What came with others is served without waiting for it: that is what an append costs.
         let (before, appends) = (self.rpc.has_event().then(Instant::now), self.appends);
-        if let Some(Event::Request { id, service, body }) = self.rpc.poll(limit).map_err(io::Error::other)? {
+        let event = self.rpc.poll(limit).map_err(io::Error::other)?;
+        let (worked, mut requests) = (event.is_some(), 0);
+        let since = if worked { self.metering.begins() } else { None };
+        if let Some(Event::Request { id, service, body }) = event {
+            requests = 1;
             self.serve(id, service, &body)?;
         }
         if let Some(before) = before.filter(|_| self.appends > appends) {
@@ -91,6 +117,9 @@ impl Server {
         if !self.appended.is_empty() && (self.appended.len() >= self.sharing.limit() || !self.rpc.has_event())
         {
             self.commit()?;
+        }
+        if worked {
+            self.metering.served(requests, since);
         }
         Ok(())
     }

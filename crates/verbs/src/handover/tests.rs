@@ -611,7 +611,7 @@ fn a_warm_waiter_that_finds_nothing_while_another_does_cools_down() {
         called += u32::from(world.waiter_events[0]);
         world.assert_attended(0, round);
     }
-    assert_eq!((world.handover.seat, woken), (None, FOUND_ON_BENCH), "it was in the seat only at first");
+    assert_eq!((world.handover.seat, woken), (None, FOR_OTHERS), "it was in the seat only at first");
     assert_eq!(called, 0, "nor is it called back to it");
     // But once it finds something, it is warm again.
     world.packets += 1;
@@ -622,6 +622,50 @@ fn a_warm_waiter_that_finds_nothing_while_another_does_cools_down() {
 }
 
 /// After a silence in which the progress thread parked.
+/// As a server's session thread beside a thread that polls for calls: each packet woke it, on the poller's own core.
+#[test]
+fn who_is_woken_beside_a_poller_for_nothing_leaves_the_link_to_it() {
+    let mut world = World::new(Progress::Adaptive);
+    world.waiters[0] = State::Runnable;
+    world.handover.waiter_came(world.now);
+    for _ in 0..100 {
+        world.run_thread();
+        world.run_waiter(0, false);
+        world.now = world.now + Duration::from_millis(1);
+    }
+    assert_eq!((world.handover.thread, world.handover.seat), (Thread::Parked, Some(WaiterId(0))));
+    let mut woken = 0;
+    for _ in 0..1_000 {
+        for _ in 0..40 {
+            world.poll();
+            world.now = world.now + Duration::from_nanos(400);
+            world.run_thread();
+            world.run_waiter(0, false);
+        }
+        world.packets += 1;
+        if world.wakes(world.waiters[0], world.waiter_events[0]) {
+            woken += 1;
+            world.run_waiter(0, false);
+            world.run_waiter(0, false);
+        }
+    }
+    // Before the other one is a poller, which takes some packets; and until it has cooled down.
+    assert!(woken <= 2 * FOR_OTHERS + 4, "woken {woken} times");
+    assert_eq!((world.handover.thread, world.handover.seat), (Thread::Leased { to_poller: true }, None));
+    // The poller stops: what comes then is attended to when its lease is over.
+    world.packets = 1;
+    world.now = world.now + LEASE_MAX;
+    for _ in 0..4 {
+        world.run_thread();
+        world.now = world.now + Duration::from_micros(50);
+    }
+    assert_eq!(world.packets, 0);
+    assert!(
+        world.handover.sleepers().any(|id| id == WaiterId(0)),
+        "and the waiter is called for what is its own"
+    );
+}
+
 #[test]
 fn a_warm_waiter_that_comes_and_goes_does_not_wake_a_cold_one_each_time() {
     let mut world = World::new(Progress::Sleep);

@@ -41,13 +41,20 @@ impl Meter {
     }
 
     /// The calling thread's CPU time, nanoseconds.
-    pub(crate) fn now() -> u64 {
+    #[must_use]
+    pub fn now() -> u64 {
         let time = clock_gettime(ClockId::ThreadCPUTime);
         time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
     }
 
-    pub(crate) fn add(&self, messages: u64, since: u64) {
+    /// Counts messages, and the calling thread's CPU time since it was so much.
+    pub fn add(&self, messages: u64, since: u64) {
+        self.spent(messages, Self::now().saturating_sub(since));
+    }
+
+    /// Counts messages, and nanoseconds that were spent on them.
+    pub fn spent(&self, messages: u64, nanos: u64) {
         self.0.messages.fetch_add(messages, Ordering::Relaxed);
-        self.0.nanos.fetch_add(Self::now().saturating_sub(since), Ordering::Relaxed);
+        self.0.nanos.fetch_add(nanos, Ordering::Relaxed);
     }
 }
