@@ -1,7 +1,7 @@
 //! One Redis client: its socket, its requests, its replies.
 //!
 //! A turn carries out what has been received, sends what that gave, and receives more, until nothing is left to do or the
-//! turn has done its [share](Turn::share) of bytes and commands, so that one busy client does not keep the others waiting. Replies of a pipeline are sent
+//! turn has done its [share](Turn::share) of work, so that one busy client does not keep the others waiting. Replies of a pipeline are sent
 //! together, and plain GETs that follow each other go to the store together. Commands that change a key are put off: a worker gives
 //! the store what all its connections have changed at once, and only then sends them their replies. A client that does not read its replies is not read from: what it has sent stays where it is, in the end in
 //! the client's own socket.
@@ -20,6 +20,8 @@ use crate::stream::Stream;
 
 /// What a command takes of a turn's share beside the bytes of its request and its reply: it takes some such time.
 pub(crate) const COMMAND: usize = 1024;
+/// What a received byte takes of a turn's share.
+const RECEIVED: usize = 4;
 /// Plain GETs of a pipeline that are carried out together at most.
 const RUN: usize = 64;
 /// Bytes that one turn sends: a reader that is as fast as we are never makes the socket say that it is full.
@@ -68,6 +70,26 @@ pub(crate) struct Connection {
     undrained: usize,
     /// It is among those of its worker that have a turn to come.
     pub(crate) queued: bool,
+    /// Its last turn did all that a turn does, or has not made up for what one before did beyond that, which is the debt.
+    behind: bool,
+    debt: usize,
+}
+
+/// What a turn has done so far.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct Progress {
+    /// Bytes of requests that were carried out and of their replies, where each command counts [so many](COMMAND) more, or those of the
+    /// [values](Session::take_work) that they read and wrote, whichever are more.
+    carried_out: usize,
+    received: usize,
+    sent: usize,
+}
+
+impl Progress {
+    /// The work of it, by what most was done of. What is received may be the first that touches its memory.
+    pub(crate) fn work(&self) -> usize {
+        self.carried_out.max(self.received.saturating_mul(RECEIVED)).max(self.sent)
+    }
 }
 
 /// What a worker lends to a turn.
@@ -84,9 +106,9 @@ pub(crate) struct Turn<'a, S> {
     pub(crate) joint: &'a mut Joint,
     /// The connection's number there.
     pub(crate) place: usize,
-    /// Bytes of requests that are carried out and of their replies, where each command counts 1 KiB more; and four times the bytes that are
-    /// received, which may be the first that touch their memory. What begins within it is carried out whole.
+    /// How much is carried out, and [received](RECEIVED). What begins within it is carried out whole.
     pub(crate) share: usize,
+    pub(crate) progress: Progress,
 }
 
 /// How a turn ended.
@@ -96,9 +118,10 @@ pub(crate) enum After {
     Wait,
     /// There is more to do at once.
     Again,
-    /// Commands were put off, or cannot be for lack of room: when those that were are written, an [end](Connection::release) of that
-    /// and another turn are due.
+    /// Commands were put off: when they are written, an [end](Connection::release) of that is due.
     Joint,
+    /// A command cannot be put off for lack of room: when those that were are written, the turn goes on.
+    Full,
     /// The connection is over.
     Close,
 }
@@ -126,6 +149,8 @@ impl Connection {
             over: false,
             undrained: DRAIN,
             queued: false,
+            behind: false,
+            debt: 0,
         }
     }
 
@@ -226,14 +251,36 @@ impl Connection {
         self.mended.put(piece, reply);
     }
 
-    /// What was put off has been written: its replies may be sent.
-    pub(crate) fn release(&mut self) {
+    /// What was put off has been written: its replies are sent, and its turn is over. How it ended.
+    pub(crate) fn release(&mut self, shared: &Shared) -> After {
         self.held_back = false;
         self.mended.apply(&mut self.output);
+        if self.flush(shared).is_err() {
+            return After::Close;
+        }
+        let unanswered = self.decoder.pending() > 0 || self.readable && !self.leaving;
+        let over = self.ended || self.session.closing();
+        let unsent = self.owes() && self.writable;
+        if unanswered || over || unsent || self.session.has_mail() { After::Again } else { After::Wait }
+    }
+
+    /// Whether it comes behind those that want little.
+    pub(crate) const fn is_behind(&self) -> bool {
+        self.behind
     }
 
     /// Does what there is to do, within its share.
     pub(crate) fn turn<S: Store>(&mut self, with: &mut Turn<'_, S>) -> After {
+        let after = self.go_on(with);
+        if after != After::Full {
+            let work = with.progress.work();
+            self.debt = work.saturating_sub(with.share).max(self.debt.saturating_sub(with.share));
+            self.behind = work >= with.share || self.debt > 0;
+        }
+        after
+    }
+
+    fn go_on<S: Store>(&mut self, with: &mut Turn<'_, S>) -> After {
         if !self.over {
             let after = self.serve(with);
             if after != After::Close {
@@ -241,7 +288,9 @@ impl Connection {
             }
             self.over = true;
         }
-        if self.drain(with.buffer, with.share / 4) { After::Again } else { After::Close }
+        let rest = with.share / RECEIVED;
+        with.progress.received += rest;
+        if self.drain(with.buffer, rest) { After::Again } else { After::Close }
     }
 
     fn serve<S: Store>(&mut self, with: &mut Turn<'_, S>) -> After {
@@ -251,16 +300,18 @@ impl Connection {
         if self.session.peer().killed() {
             return After::Close;
         }
-        let (mut work, mut unread) = (with.share, with.share / 4);
+        let receives = with.share / RECEIVED;
         loop {
             self.take_mail(with);
-            match self.carry_out(with, &mut work) {
+            match self.carry_out(with) {
                 Ok(()) => {}
                 Err(Pause::PutOff) => return After::Joint,
+                Err(Pause::Full) => return After::Full,
                 Err(Pause::Throttled) => {
                     // Not before what waits has been sent: is there room now?
-                    if self.flush(with.shared).is_err() {
-                        return After::Close;
+                    match self.flush(with.shared) {
+                        Ok(sent) => with.progress.sent += sent,
+                        Err(_) => return After::Close,
                     }
                     if self.output.len() - self.sent > with.output_high {
                         if !self.throttled {
@@ -273,8 +324,9 @@ impl Connection {
                 }
             }
             self.throttled = false;
-            if self.flush(with.shared).is_err() {
-                return After::Close;
+            match self.flush(with.shared) {
+                Ok(sent) => with.progress.sent += sent,
+                Err(_) => return After::Close,
             }
             let unsent = self.owes() && self.writable;
             if unsent || self.long.is_some() || self.takes_mail(with.output_high) {
@@ -284,14 +336,14 @@ impl Connection {
             if self.session.closing() || self.ended {
                 return if self.owes() { After::Wait } else { After::Close };
             }
-            if work == 0 || unread == 0 {
+            if with.progress.carried_out >= with.share || with.progress.received >= receives {
                 return After::Again;
             }
             if !self.readable || self.leaving {
                 return After::Wait;
             }
-            match self.receive(with, unread) {
-                Ok(count) => unread -= count,
+            match self.receive(with, receives - with.progress.received) {
+                Ok(count) => with.progress.received += count,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => self.readable = false,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(_) => return After::Close,
@@ -336,19 +388,20 @@ impl Connection {
     }
 
     /// Carries out requests as long as some of the share is left.
-    fn carry_out<S: Store>(&mut self, with: &mut Turn<'_, S>, share: &mut usize) -> Result<(), Pause> {
+    fn carry_out<S: Store>(&mut self, with: &mut Turn<'_, S>) -> Result<(), Pause> {
         let mut now = None;
         if self.long.is_some() && !self.part(with) {
             // Others are served before it goes on.
-            *share = 0;
+            with.progress.carried_out += with.share;
             return Ok(());
         }
-        while *share > 0 && !self.session.closing() {
+        while with.progress.carried_out < with.share && !self.session.closing() {
             if self.output.len() - self.sent > with.output_high {
                 return Err(if self.held_back { Pause::PutOff } else { Pause::Throttled });
             }
             let stranger = self.session.stranger(with.shared);
-            let together = if self.held_back { 1 } else { self.run_max.min(share.div_ceil(COMMAND)) };
+            let left = (with.share - with.progress.carried_out).div_ceil(COMMAND);
+            let together = if self.held_back { 1 } else { self.run_max.min(left) };
             let received = self.decoder.pending();
             match self.decoder.next_run(stranger, together, alike) {
                 Ok(None) => break,
@@ -360,7 +413,7 @@ impl Connection {
                     let joined = joins == Joins::Writes || joins == Joins::Looks && self.held_back;
                     if self.held_back && !joined || joined && !with.joint.has_room() {
                         self.decoder.unread();
-                        return Err(Pause::PutOff);
+                        return Err(if self.held_back { Pause::PutOff } else { Pause::Full });
                     }
                     let start = *now.get_or_insert_with(process::unix_us);
                     *with.random = next_random(*with.random);
@@ -370,12 +423,12 @@ impl Connection {
                     if self.long.is_some() {
                         match self.part(with) {
                             true => {
-                                *share = share.saturating_sub(COMMAND);
+                                with.progress.carried_out += COMMAND;
                                 now = None;
                                 continue;
                             }
                             false => {
-                                *share = 0;
+                                with.progress.carried_out += with.share;
                                 return Ok(());
                             }
                         }
@@ -402,8 +455,8 @@ impl Connection {
                             .add(end.saturating_sub(start).max(0) as u64);
                     }
                     now = Some(end);
-                    let bytes = received - self.decoder.pending() + self.output.len() - owed;
-                    *share = share.saturating_sub(runs * COMMAND + bytes);
+                    let wire = received - self.decoder.pending() + self.output.len() - owed;
+                    with.progress.carried_out += self.session.take_work().max(runs * COMMAND + wire);
                     self.tell_held(with.shared);
                     if self.held > held.max(SMALL) && with.shared.client_memory() > with.memory as u64 {
                         // What it has been told of is sent, and what this wanted to know is not kept.
@@ -448,8 +501,8 @@ impl Connection {
         over
     }
 
-    /// Sends what waits, as far as the socket takes it, and no more than a turn sends.
-    fn flush(&mut self, shared: &Shared) -> io::Result<()> {
+    /// Sends what waits, as far as the socket takes it, and no more than a turn sends; how much.
+    fn flush(&mut self, shared: &Shared) -> io::Result<usize> {
         let mut left = SENDS;
         while self.owes() && self.writable && left > 0 {
             let end = self.output.len().min(self.sent + left);
@@ -481,7 +534,7 @@ impl Connection {
             self.stalled_us = None;
         }
         self.tell_held(shared);
-        Ok(())
+        Ok(SENDS - left)
     }
 }
 
@@ -510,8 +563,10 @@ fn carry_out_run<S: Store>(
 enum Pause {
     /// More output waits than may.
     Throttled,
-    /// Some were put off, and are to be answered first; or there is no room for more of those.
+    /// Some were put off, and are to be answered first.
     PutOff,
+    /// There is no room for another one to be put off, and none of its own were.
+    Full,
 }
 
 /// A step of splitmix64's sequence.

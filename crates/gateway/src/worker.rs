@@ -5,8 +5,8 @@
 //! times a second to see whether connections have been killed, are idle or stalled, and for a [rest](Store::rest) of the store, whose server
 //! waits for that from clients that are idle.
 //!
-//! It serves its connections in [rounds](Worker::serve): each has a share of the round's work at a turn, and those that something has come
-//! for go before those that could not finish.
+//! It serves its connections in [rounds](Worker::serve): each has a share of the round's work at a turn, and those that want little go before
+//! those that could not finish, or did more than their share.
 
 #[cfg(test)]
 mod tests;
@@ -25,7 +25,7 @@ use remanence_resp::joint::Joint;
 use remanence_resp::store::Store;
 use remanence_resp::sweep::Sweep;
 
-use crate::connection::{After, Connection, Turn, next_random};
+use crate::connection::{After, COMMAND, Connection, Progress, Turn, next_random};
 use crate::process::{self, Rates};
 use crate::stream::{Listener, Stream};
 use crate::{Options, Stopper};
@@ -46,7 +46,7 @@ const SWEEP_TIME: Duration = Duration::from_millis(2);
 /// Places without anything that it passes by.
 const EMPTY: usize = 3;
 const READ_BUFFER: usize = 64 * 1024;
-/// What a [share](Turn::share) is at least, some 60 small commands or 16 KiB received; and the shares of a round of those together that
+/// What a [share](Turn::share) is at least, some 60 small commands or 16 KiB received; and the work that a round does for those together that
 /// have more to do than one share. Who is alone has all of it; whoever wants little waits for one round, however many want much.
 const SHARE: usize = 64 * 1024;
 const ROUND: usize = 640 * 1024;
@@ -133,9 +133,9 @@ pub(crate) struct Worker<S> {
     listeners: Option<Listeners>,
     guests: Vec<Option<Box<Connection>>>,
     free: Vec<usize>,
-    /// Places that something has happened to since they had a turn.
+    /// Places that have something to do, and have wanted little so far.
     woken: Vec<usize>,
-    /// Places that have more to do, whatever their sockets say: those behind each other's turns.
+    /// Those that are [behind](Connection::is_behind) the others, and each other's turns.
     again: VecDeque<usize>,
     /// What a turn may do in this round.
     share: usize,
@@ -243,24 +243,28 @@ impl<S: Store> Worker<S> {
         if let Some(Some(connection)) = self.guests.get_mut(place)
             && !std::mem::replace(&mut connection.queued, true)
         {
-            self.woken.push(place);
+            match connection.is_behind() {
+                true => self.again.push_back(place),
+                false => self.woken.push(place),
+            }
         }
     }
 
-    /// A round of turns: of all that something has happened to, and then of those that had more to do than their share, as many as one
-    /// round's worth, each behind the others.
+    /// A round of turns: of all that have wanted little, and then of those that had more to do than their share, until a round's work has
+    /// been done for them; one of them has a turn in any case.
     fn serve(&mut self) {
         let ready = self.woken.len() + self.again.len();
         self.share = (ROUND / ready.max(1)).max(SHARE);
-        let more = self.again.len().min(ROUND / self.share);
-        let woken = std::mem::take(&mut self.woken);
-        woken.iter().for_each(|&place| self.turn(place));
-        self.woken = woken;
-        self.woken.clear();
-        for _ in 0..more {
-            if let Some(place) = self.again.pop_front() {
-                self.turn(place);
-            }
+        let (mut left, mut most) = (ROUND, self.again.len());
+        for place in std::mem::take(&mut self.woken) {
+            self.turn(place);
+        }
+        while left > 0
+            && most > 0
+            && let Some(place) = self.again.pop_front()
+        {
+            left = left.saturating_sub(self.turn(place).max(COMMAND));
+            most -= 1;
         }
     }
 
@@ -337,41 +341,49 @@ impl<S: Store> Worker<S> {
         self.enqueue(place);
     }
 
-    /// Does what there is to do at a place. It may have been left since the event, or taken by somebody else: a turn
-    /// without need does no harm.
-    fn turn(&mut self, place: usize) {
-        let common = &*self.common;
-        let Some(Some(connection)) = self.guests.get_mut(place) else { return };
-        connection.queued = false;
-        let after = connection.turn(&mut Turn {
-            store: &mut self.store,
-            shared: &common.shared,
-            alone: &common.alone,
-            buffer: &mut self.buffer,
-            random: &mut self.random,
-            output_high: common.options.output_high,
-            memory: common.options.memory,
-            joint: &mut self.joint,
-            place,
-            share: self.share,
-        });
-        match after {
-            After::Wait => {}
-            After::Again => {
-                connection.queued = true;
-                self.again.push_back(place);
+    /// Does what there is to do at a place, and says how much work it was. The place may have been left since the event, or taken by somebody
+    /// else: a turn without need does no harm.
+    fn turn(&mut self, place: usize) -> usize {
+        let mut progress = Progress::default();
+        loop {
+            let common = &*self.common;
+            let Some(Some(connection)) = self.guests.get_mut(place) else { return 0 };
+            connection.queued = false;
+            let mut turn = Turn {
+                store: &mut self.store,
+                shared: &common.shared,
+                alone: &common.alone,
+                buffer: &mut self.buffer,
+                random: &mut self.random,
+                output_high: common.options.output_high,
+                memory: common.options.memory,
+                joint: &mut self.joint,
+                place,
+                share: self.share,
+                progress,
+            };
+            let after = connection.turn(&mut turn);
+            progress = turn.progress;
+            match after {
+                After::Wait => {}
+                After::Again => self.enqueue(place),
+                After::Joint => self.joined.push(place),
+                After::Full => {
+                    self.write_joint();
+                    continue;
+                }
+                After::Close => self.leave(place),
             }
-            After::Joint => self.joined.push(place),
-            After::Close => self.leave(place),
+            return progress.work();
         }
     }
 
-    /// Writes what was put off: one wait of the store for all of it. Then the connections go on.
+    /// Writes what was put off: one wait of the store for all of it. Then it is answered.
     fn write_joint(&mut self) {
         if self.joined.is_empty() {
             return;
         }
-        let common = &*self.common;
+        let common = Arc::clone(&self.common);
         let mut turn = None;
         for round in 1.. {
             // Workers that change the same keys would be in each other's way for ever: from the second round on each has its turn, and
@@ -403,14 +415,13 @@ impl<S: Store> Worker<S> {
             common.contended.fetch_sub(1, Ordering::Relaxed);
         }
         drop(turn);
-        let joined = std::mem::take(&mut self.joined);
-        for place in &joined {
-            if let Some(Some(connection)) = self.guests.get_mut(*place) {
-                connection.release();
+        for place in std::mem::take(&mut self.joined) {
+            let Some(Some(connection)) = self.guests.get_mut(place) else { continue };
+            match connection.release(&common.shared) {
+                After::Close => self.leave(place),
+                After::Again => self.enqueue(place),
+                After::Wait | After::Joint | After::Full => {}
             }
-        }
-        for place in joined {
-            self.turn(place);
         }
     }
 
@@ -519,8 +530,11 @@ impl<S: Store> Worker<S> {
             if let Some(connection) = &mut self.guests[place] {
                 connection.wake(true, true, false);
             }
-            self.turn(place);
-            self.write_joint();
+            // Where some are put off, others may have come behind them.
+            for _ in 0..2 {
+                self.turn(place);
+                self.write_joint();
+            }
             if let Some(connection) = &mut self.guests[place] {
                 connection.leave();
             }

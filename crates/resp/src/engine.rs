@@ -591,6 +591,7 @@ pub struct Session {
     pub(crate) in_exec: bool,
     /// What the command has said comes unasked, whatever replies the connection wants.
     pub(crate) pushed: bool,
+    work: usize,
 }
 
 impl Session {
@@ -640,6 +641,7 @@ impl Session {
             mail: Arc::new(Mail::new(bell)),
             in_exec: false,
             pushed: false,
+            work: 0,
         }
     }
 
@@ -700,6 +702,15 @@ impl Session {
     /// Whether it has subscribed to something and speaks RESP2, in which replies cannot be told from messages.
     pub(crate) fn only_listens(&self) -> bool {
         self.version == Version::Resp2 && self.subscriptions.count() > 0
+    }
+
+    pub(crate) const fn worked(&mut self, work: usize) {
+        self.work = self.work.saturating_add(work);
+    }
+
+    /// The [work](crate::store::Metered::work) of its commands in the store since this was asked last.
+    pub const fn take_work(&mut self) -> usize {
+        std::mem::replace(&mut self.work, 0)
     }
 
     /// Whether messages wait for it.

@@ -227,3 +227,117 @@ pub trait Store {
     /// [`StoreError`]
     fn clear(&mut self, space: Option<u8>, cursor: u64) -> Result<u64, StoreError>;
 }
+
+/// What an operation of a store counts for beside the bytes that it moves: as many as could be copied in about that time.
+pub const OPERATION: usize = 512;
+
+/// A store, and how much work it has been asked for.
+#[derive(Debug)]
+pub struct Metered<'a, S: ?Sized> {
+    store: &'a mut S,
+    work: usize,
+}
+
+impl<'a, S: Store + ?Sized> Metered<'a, S> {
+    /// In front of this store.
+    pub const fn new(store: &'a mut S) -> Self {
+        Self { store, work: 0 }
+    }
+
+    /// Bytes of the values that were read and written, where each operation on a key counts [`OPERATION`] more.
+    #[must_use]
+    pub const fn work(&self) -> usize {
+        self.work
+    }
+
+    const fn did(&mut self, operations: usize, bytes: usize) {
+        let work = operations.saturating_mul(OPERATION).saturating_add(bytes);
+        self.work = self.work.saturating_add(work);
+    }
+}
+
+impl<S: Store + ?Sized> Store for Metered<'_, S> {
+    fn limits(&self) -> StoreLimits {
+        self.store.limits()
+    }
+
+    fn get(&mut self, key: Key<'_>, value: &mut Vec<u8>) -> Result<Option<Version>, StoreError> {
+        let start = value.len();
+        let found = self.store.get(key, value);
+        self.did(1, value.len() - start);
+        found
+    }
+
+    fn head(&mut self, key: Key<'_>, head: &mut Vec<u8>) -> Result<Option<Version>, StoreError> {
+        self.did(1, 0);
+        self.store.head(key, head)
+    }
+
+    fn put(&mut self, key: Key<'_>, value: &[u8], condition: Condition) -> Result<bool, StoreError> {
+        self.did(1, value.len());
+        self.store.put(key, value, condition)
+    }
+
+    fn get_many(&mut self, keys: &[Key<'_>], values: &mut Vec<u8>, found: &mut Vec<Fetched>) {
+        let start = values.len();
+        self.store.get_many(keys, values, found);
+        self.did(keys.len(), values.len() - start);
+    }
+
+    fn beneath(&mut self, keys: &[Key<'_>], values: &mut Vec<u8>, found: &mut Vec<Fetched>) {
+        let start = values.len();
+        self.store.beneath(keys, values, found);
+        self.did(keys.len(), values.len() - start);
+    }
+
+    fn is_outdated(&mut self, key: Key<'_>) -> bool {
+        self.store.is_outdated(key)
+    }
+
+    fn change_many(&mut self, changes: &[Change<'_>], done: &mut Vec<Result<bool, StoreError>>) {
+        let bytes = changes.iter().map(|change| change.value.map_or(0, <[u8]>::len)).sum();
+        self.did(changes.len(), bytes);
+        self.store.change_many(changes, done);
+    }
+
+    fn delete(&mut self, key: Key<'_>, condition: Condition) -> Result<bool, StoreError> {
+        self.did(1, 0);
+        self.store.delete(key, condition)
+    }
+
+    fn scan(
+        &mut self,
+        space: u8,
+        cursor: u64,
+        count: usize,
+        each: &mut dyn FnMut(&[u8], &[u8]),
+    ) -> Result<u64, StoreError> {
+        let mut shown = 0;
+        let next = self.store.scan(space, cursor, count, &mut |name, head| {
+            shown += 1;
+            each(name, head);
+        });
+        self.did(1 + shown, 0);
+        next
+    }
+
+    fn anywhere(&self, random: u64) -> u64 {
+        self.store.anywhere(random)
+    }
+
+    fn rest(&mut self) {
+        self.store.rest();
+    }
+
+    fn facts(&mut self) -> Vec<(&'static str, String)> {
+        self.store.facts()
+    }
+
+    fn count(&mut self, space: u8) -> Result<Option<u64>, StoreError> {
+        self.store.count(space)
+    }
+
+    fn clear(&mut self, space: Option<u8>, cursor: u64) -> Result<u64, StoreError> {
+        self.store.clear(space, cursor)
+    }
+}

@@ -322,14 +322,19 @@ impl Connections {
     }
 
     /// The peer of a QP does not answer. What the network says of its port, and this host of its process, is believed
-    /// then.
+    /// then. A peer that is there, and was started anew, says so where it is asked.
     fn silent(&mut self, now: Instant, qpn: Qpn, silence: Silence) {
         let Some(&id) = self.by_qpn.get(&qpn) else { return };
         let Some(route) = self.routes.get_mut(&id) else { return };
-        let closed = std::mem::take(&mut route.closed);
-        route.refused = if closed { route.refused + 1 } else { 0 };
+        // That the network says so twice is worth something where a second lies in between.
+        if silence != Silence::Retried {
+            let closed = std::mem::take(&mut route.closed);
+            route.refused = if closed { route.refused + 1 } else { 0 };
+        }
         if silence == Silence::Lost || route.refused >= REFUSALS || self.is_dead(id) {
             self.manager.lost(now, id);
+        } else {
+            self.manager.ask(id);
         }
     }
 

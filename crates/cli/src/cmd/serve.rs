@@ -120,8 +120,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
     }
     let failed = wait(&mut server, &stop, args.stop_on_eof);
     let stats = server.stats();
-    let closed = server.stop();
-    if let Some(why) = failed {
+    // One that was idle may have been asked to stop before it met its medium's failure.
+    let unclosed = server.stop().err().map(|e| e.to_string());
+    if let Some(why) = failed.or(unclosed) {
         return Err(served_no_more(place, &why, args.json));
     }
     if args.json {
@@ -141,7 +142,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
             ui::count(stats.committed as usize, "commit")
         ));
     }
-    closed.map_err(|e| Fail::new(e.to_string()))
+    Ok(())
 }
 
 fn open_pool(args: &Args) -> Result<(Pool<Region>, bool), Fail> {

@@ -82,22 +82,34 @@ fn a_server_says_that_it_is_ready_and_stops_when_asked() {
 /// Whatever it serves: whoever looks after processes sees that it has ended, and why.
 #[test]
 fn a_server_whose_medium_failed_says_so_and_ends() {
-    for (serve, write) in [("log serve", "log append"), ("kv serve", "kv put"), ("serve", "put")] {
+    for (serve, write) in
+        [("log serve", "log append"), ("kv serve", "kv put"), ("serve", "put"), ("kv gateway --store", "SET")]
+    {
         let (dir, at) = (tempfile::tempdir().expect("a directory"), common::address().to_string());
         let (file, token) = (dir.path().join("file"), dir.path().join("file.token"));
+        let listen = if write == "SET" { "127.0.0.1:0" } else { &at };
         let mut command = rem();
-        command.args(serve.split(' ')).arg(&file).args(["--size", "16M", "--listen", &at, "--json"]);
-        let (mut child, _) = common::start(command.stderr(Stdio::piped()));
+        command.args(serve.split(' ')).arg(&file).args(["--size", "16M", "--listen", listen, "--json"]);
+        let (mut child, ready) = common::start(command.stderr(Stdio::piped()));
         fs::File::options().write(true).open(&file).and_then(|file| file.set_len(0)).expect("cut");
-        let mut command = rem();
-        command.args(write.split(' '));
-        match write {
-            "put" => command.args(["-s", &at, "--name", "it", "-"]).arg("--token-file").arg(&token),
-            "kv put" => command.args([&at, "key", "value"]),
-            _ => command.arg(&at),
-        };
-        let client = run_with_input(&mut command, b"a line\n");
-        assert_ne!(client.status, Some(0), "{write}: nothing is durable");
+        if write == "SET" {
+            let address = ready["addresses"][0].as_str().expect("an address");
+            let mut redis = std::net::TcpStream::connect(address).expect("a gateway");
+            std::io::Write::write_all(&mut redis, b"SET key value\r\n").expect("sent");
+            let mut reply = Vec::new();
+            std::io::Read::read_to_end(&mut redis, &mut reply).expect("it ends");
+            assert!(!reply.starts_with(b"+OK"), "nothing is durable");
+        } else {
+            let mut command = rem();
+            command.args(write.split(' '));
+            match write {
+                "put" => command.args(["-s", &at, "--name", "it", "-"]).arg("--token-file").arg(&token),
+                "kv put" => command.args([&at, "key", "value"]),
+                _ => command.arg(&at),
+            };
+            let client = run_with_input(&mut command, b"a line\n");
+            assert_ne!(client.status, Some(0), "{write}: nothing is durable");
+        }
         // It has not to be asked to.
         let mut said = String::new();
         std::io::Read::read_to_string(&mut child.stdout.take().expect("piped"), &mut said).expect("UTF-8");
@@ -108,6 +120,24 @@ fn a_server_whose_medium_failed_says_so_and_ends() {
         assert!(why.contains(&file.display().to_string()), "{serve}: {said}");
         ended.bad("is served no more: the medium failed");
     }
+}
+
+/// One that was asked to stop before anything was written says the same, and nothing else.
+#[test]
+fn a_server_that_cannot_close_its_medium_does_not_say_that_it_has_stopped() {
+    let (dir, at) = (tempfile::tempdir().expect("a directory"), common::address().to_string());
+    let file = dir.path().join("file");
+    let mut command = rem();
+    command.arg("serve").arg(&file).args(["--size", "16M", "--listen", &at, "--json"]);
+    let (mut child, _) = common::start(command.stderr(Stdio::piped()));
+    fs::File::options().write(true).open(&file).and_then(|file| file.set_len(0)).expect("cut");
+    signal(&child, "-TERM");
+    let mut said = String::new();
+    std::io::Read::read_to_string(&mut child.stdout.take().expect("piped"), &mut said).expect("UTF-8");
+    let ended = Said::of(child.wait_with_output().expect("it ends"));
+    let event: serde_json::Value = serde_json::from_str(said.trim()).expect("one event");
+    assert_eq!(event["event"], "failed", "{said}");
+    ended.bad("is served no more: ");
 }
 
 #[test]

@@ -154,6 +154,88 @@ fn who_wants_little_waits_for_one_round_however_many_want_much() {
     }
 }
 
+/// Small requests for much work on a value of 500 KB, each with the commands that it is.
+const MUCH: [(&[u8], u64); 4] = [
+    (b"SETRANGE much 500000 x\r\n", 1),
+    (b"APPEND much x\r\n", 1),
+    (b"MGET much much\r\n", 1),
+    (b"MULTI\r\nSETRANGE much 500000 x\r\nEXEC\r\n", 3),
+];
+
+#[test]
+fn what_a_command_reads_and_writes_is_work_of_its_turn() {
+    for (request, commands) in MUCH {
+        for pipelined in [1, 100] {
+            let mut host = Host::new();
+            let (mut good, mut many) = (host.connect(), Vec::new());
+            good.feed(b"SETRANGE much 500000 x\r\n");
+            while good.read().is_empty() {
+                host.round();
+            }
+            for _ in 0..50 {
+                let mut client = host.connect();
+                client.feed(&request.repeat(pipelined));
+                many.push(client);
+            }
+            // They all have just come: each has a turn, and carries out one of them.
+            assert_eq!(host.round(), 50 * commands);
+            let mut answered = vec![0; many.len()];
+            for _ in 0..120 {
+                good.feed(b"SET g y\r\n");
+                let between = host.round();
+                assert_eq!(good.read(), b"+OK\r\n", "it is answered in the round that it came in");
+                assert!(between <= 1 + commands, "{between} commands before its reply");
+                for (client, answered) in many.iter_mut().zip(&mut answered) {
+                    let came = !client.read().is_empty();
+                    *answered += usize::from(came);
+                    if came && pipelined == 1 {
+                        client.feed(request);
+                    }
+                }
+            }
+            // Each in its turn.
+            assert!(answered.iter().all(|count| *count >= 2), "{answered:?}");
+        }
+    }
+}
+
+#[test]
+fn what_is_published_is_work_for_each_who_gets_it() {
+    let mut host = Host::new();
+    let mut many: Vec<_> = (0..100).map(|_| host.connect()).collect();
+    for client in &mut many {
+        client.feed(b"SUBSCRIBE c\r\n");
+    }
+    while host.commands() < 100 {
+        host.round();
+    }
+    let mut publisher = host.connect();
+    publisher.feed(&b"PUBLISH c 0123456789\r\n".repeat(1000));
+    let published = host.round();
+    assert!((1..=ROUND as u64 / (100 * 522) + 1).contains(&published), "{published} messages in a turn");
+}
+
+#[test]
+fn who_did_more_than_its_share_is_behind_until_it_has_made_up_for_it() {
+    let mut host = Host::new();
+    let mut client = host.connect();
+    client.feed(&b"SETRANGE much 5000000 x\r\n".repeat(2));
+    while client.read().is_empty() {
+        host.round();
+    }
+    let behind = |host: &Host| host.worker.guests[0].as_ref().expect("it is there").is_behind();
+    let mut turns = 0;
+    while behind(&host) {
+        client.feed(b"PING\r\n");
+        host.round();
+        turns += 1;
+        assert!(turns < 100, "it is behind for ever");
+    }
+    // Of the second one, which read 5 MB and wrote as many.
+    let expected = 10_000_000 / ROUND;
+    assert!((expected..=expected + 2).contains(&turns), "{turns} turns");
+}
+
 #[test]
 fn a_connection_that_is_over_is_drained_a_share_at_a_time() {
     let mut host = Host::new();

@@ -6,7 +6,7 @@ use super::{Call, Command, Done, Failure, Id};
 use crate::channels::Kind;
 use crate::engine::Session;
 use crate::protocol::{Request, Version};
-use crate::store::Store;
+use crate::store::{OPERATION, Store};
 
 /// What is wrong with a command of a connection that has subscribed to something: with RESP2 it cannot tell replies from messages.
 pub(super) fn refused(session: &Session, command: &Command, request: &Request<'_>) -> Option<Failure> {
@@ -97,6 +97,8 @@ impl<S: Store> Call<'_, S> {
 
     pub(super) fn publish(&mut self) -> Done {
         let count = self.shared.channels.publish(self.shared, self.word(1), self.word(2));
+        // Each of them has a copy of its own.
+        self.session.worked(count.saturating_mul(OPERATION + self.word(2).len()));
         self.reply.integer(count as i64);
         Ok(())
     }

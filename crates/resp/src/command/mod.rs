@@ -25,7 +25,7 @@ use crate::engine::{Moment, Session, Shared};
 use crate::number::parse_i64;
 use crate::parts::Missed;
 use crate::protocol::{Request, Writer};
-use crate::store::{Condition, Key, Store, StoreError, Version};
+use crate::store::{Condition, Key, Metered, Store, StoreError, Version};
 use crate::value::{Head, Kind, UnixMs};
 
 pub use long::Long;
@@ -221,9 +221,7 @@ pub(crate) fn dispatch<S: Store>(
             transaction::exec(session, command, store, shared, moment, out).err()
         }
         (Some(command), None) => {
-            let reply = Writer::new(out, session.version);
-            let mut call = Call { command, request, store, session, shared, moment, reply };
-            let done = call.carry_out();
+            let done = carry_out(session, command, request, store, shared, moment, out);
             if !session.repeating {
                 count(shared, command, &done);
             }
@@ -246,6 +244,25 @@ pub(crate) fn dispatch<S: Store>(
         answer_failure(session, shared, &failure, start, out);
     }
     found
+}
+
+/// Carries out one command whose request is as it must be, and counts the work for the session.
+pub(crate) fn carry_out<S: Store>(
+    session: &mut Session,
+    command: &'static Command,
+    request: &Request<'_>,
+    store: &mut S,
+    shared: &Shared,
+    moment: Moment,
+    out: &mut Vec<u8>,
+) -> Done {
+    let reply = Writer::new(out, session.version);
+    let store = &mut Metered::new(store);
+    let mut call = Call { command, request, store, session, shared, moment, reply };
+    let done = call.carry_out();
+    let work = call.store.work();
+    session.worked(work);
+    done
 }
 
 pub(crate) fn count(shared: &Shared, command: &Command, done: &Done) {

@@ -4,7 +4,7 @@
 use super::{Call, Command, Done, answer_failure, count};
 use crate::engine::{Moment, Session, Shared};
 use crate::protocol::{Run, Writer};
-use crate::store::{Fetched, Key, Store};
+use crate::store::{Fetched, Key, OPERATION, Store};
 use crate::value::{Head, Kind, UnixMs};
 
 /// Carries out a run of requests that are [`alike`](crate::engine::alike).
@@ -37,6 +37,7 @@ fn gets<S: Store>(
     let keys: Vec<Key<'_>> = run.requests().map(|request| Key { space, name: request.word(1) }).collect();
     store.get_many(&keys, &mut values, &mut fetched);
     assert_eq!(fetched.len(), keys.len(), "a store answers for each key");
+    session.worked(keys.len() * OPERATION + values.len());
     let now = moment.now();
     // Counters are shared by all threads: a run adds to each of them once.
     let (mut hits, mut misses) = (0, 0);

@@ -12,7 +12,9 @@
 //! ([`Config::transactions`](crate::engine::Config)), *and so is everything behind it until EXEC or DISCARD*: libraries send
 //! a transaction in one go, and what is carried out of one that was refused is carried out again when it is repeated.
 
-use super::{ATTEMPTS, CONTENDED, Call, Command, Done, Failure, Id, answer_failure, count, wrong_arity};
+use super::{
+    ATTEMPTS, CONTENDED, Call, Command, Done, Failure, Id, answer_failure, carry_out, count, wrong_arity,
+};
 use crate::engine::{Joins, Moment, Session, Shared, joins};
 use crate::joint::{Joined, Joint, Mended, Piece, Verdict};
 use crate::protocol::{Decoder, Limits, Request, Writer};
@@ -213,12 +215,12 @@ pub(super) fn exec<S: Store>(
     moment: Moment,
     out: &mut Vec<u8>,
 ) -> Done {
-    let done = carry_out(session, store, shared, moment, out);
+    let done = carry_out_all(session, store, shared, moment, out);
     count(shared, command, &done);
     done
 }
 
-fn carry_out<S: Store>(
+fn carry_out_all<S: Store>(
     session: &mut Session,
     store: &mut S,
     shared: &Shared,
@@ -259,9 +261,9 @@ fn carry_out<S: Store>(
         let done = match joined {
             true => {
                 let store = &mut Joined { store: &mut *store as &mut dyn Store, joint: &mut joint };
-                one(session, command, &request, store, shared, moment, out)
+                carry_out(session, command, &request, store, shared, moment, out)
             }
-            false => one(session, command, &request, store, shared, moment, out),
+            false => carry_out(session, command, &request, store, shared, moment, out),
         };
         count(shared, command, &done);
         if let Err(failure) = done {
@@ -272,20 +274,6 @@ fn carry_out<S: Store>(
     settle(session, &mut joint, store, shared, moment, out);
     session.in_exec = false;
     Ok(())
-}
-
-/// Carries out one of the commands.
-fn one<S: Store>(
-    session: &mut Session,
-    command: &'static Command,
-    request: &Request<'_>,
-    store: &mut S,
-    shared: &Shared,
-    moment: Moment,
-    out: &mut Vec<u8>,
-) -> Done {
-    let reply = Writer::new(out, session.version);
-    Call { command, request, store, session, shared, moment, reply }.carry_out()
 }
 
 /// Has the store write what commands have changed, and answers those anew whose replies do not hold: nobody else of this gateway is

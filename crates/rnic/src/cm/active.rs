@@ -74,6 +74,16 @@ impl Manager {
         Ok(())
     }
 
+    /// Asks the peer of an established connection whether it still knows of it, if we were the active side: it is sent the RTU again. Who knows
+    /// takes that for a duplicate; who has forgotten answers with a REJ (*invalid communication ID*), which [ends](super::types::Ended::Stale)
+    /// the connection here. Only who knows both communication IDs can say so, as with any REJ.
+    pub fn ask(&mut self, id: CommId) {
+        let is_active = |conn: &&Conn| conn.state == State::Established && conn.listener.is_none();
+        if self.conns.get(&id.0).filter(is_active).is_some() {
+            self.resend(id.0);
+        }
+    }
+
     pub(super) fn on_rep(&mut self, now: Instant, from: Gid, tid: u64, rep: &Rep) {
         let id = rep.remote_comm_id;
         let state = self.conns.get(&id).filter(|conn| conn.path.remote == from).map(|conn| conn.state);

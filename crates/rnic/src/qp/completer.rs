@@ -289,6 +289,9 @@ impl Qp {
                 let flushing = matches!(self.sq.get(self.sq.head).op, SendOp::Flush { .. });
                 self.congestion.on_timeout(self.requester.max_psn, !flushing);
                 self.go_back();
+                if self.keepalive.is_watching() && self.retry.is_suspicious() {
+                    shared.silences.push_back((self.qpn, Silence::Retried));
+                }
             }
             Some(Expired::GiveUp) => {
                 // It has answered nothing for as long as the consumer wanted to wait.

@@ -33,6 +33,9 @@ const PROBES: u8 = 8;
 /// What the silence of a watched peer means.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Silence {
+    /// Requests were sent to it again and again, and it acknowledged nothing. It may be merely slow: time to ask whether it still knows of the
+    /// connection.
+    Retried,
     /// It is quiet, and has not answered a question yet or cannot be asked: time to look for other evidence.
     Unanswered,
     /// It has answered nothing for so long that it must be gone.
@@ -158,6 +161,7 @@ mod tests {
             match keepalive.expire(now, true, AFTER[0]) {
                 Some(Silence::Lost) => break now,
                 Some(Silence::Unanswered) => assert!(asked > 0),
+                Some(Silence::Retried) => unreachable!("it sends nothing but questions"),
                 None => assert_eq!(asked, 0),
             }
             assert!(std::mem::take(&mut keepalive.due));

@@ -24,6 +24,8 @@ const RTO_MAX_NS: u64 = 500_000_000;
 /// (9.7.6). Programs ask for half a second, of hardware. A peer in software may be off its core for as long, where it
 /// shares it with others.
 const PATIENCE_NS: u64 = 1_500_000_000;
+/// Time-outs in a row that a live peer seldom lets pass: some 60 ms where it is near.
+const SUSPICIOUS: u32 = 4;
 /// With an unknown round trip, two reports of the same gap closer than this are one.
 const GAP_MIN_NS: u64 = 100_000;
 
@@ -82,6 +84,11 @@ impl Retry {
 
     pub(crate) const fn rnr_waiting(&self) -> bool {
         self.rnr_wait
+    }
+
+    /// Whether what is not acknowledged has been sent so often that the peer may have forgotten the QP.
+    pub(crate) const fn is_suspicious(&self) -> bool {
+        self.backoff >= SUSPICIOUS
     }
 
     pub(crate) const fn rtt_ns(&self) -> u64 {

@@ -22,7 +22,7 @@ use crate::args::{self, Reach, Server, Size};
 use crate::device;
 use crate::exposure::{self, Endpoint};
 use crate::fail::{Context as _, Fail};
-use crate::serving::{print_line, when_asked};
+use crate::serving::{print_line, served_no_more, when_asked};
 use crate::signals::Stop;
 use crate::ui::{self, Mood};
 
@@ -113,7 +113,7 @@ pub(super) struct Args {
     patience: Option<u64>,
     #[command(flatten)]
     reach: Reach,
-    /// Print JSON: one line when ready, one at the end
+    /// Print JSON: one line when ready, one at the end or when the store's medium has failed
     #[arg(long)]
     json: bool,
     /// Stop when standard input ends: for programs that start gateways
@@ -219,7 +219,8 @@ fn towards(args: &Args, server: &At, asked: &Stop) -> Result<(), Fail> {
     let options =
         Options { more_metrics: Some(connector.metrics()), ..args.options(&store, listen, password) };
     let open = |_| connector.connect().map_err(|e| StoreError::Unavailable(e.to_string()));
-    conduct(args, asked, &store, Gateway::start(options, open).map_err(gateway)?)
+    let served = conduct(args, asked, &store, Gateway::start(options, open).map_err(gateway)?)?;
+    served.tell(args.json)
 }
 
 /// Over a store in this process, which clients of the network may reach as well.
@@ -298,14 +299,13 @@ fn beside(args: &Args, file: &Path, asked: &Stop) -> Result<(), Fail> {
         Ok(running) => conduct(args, asked, &store, running),
         Err(failed) => Err(failed),
     };
-    let failed = |e| match ended.load(Ordering::Acquire) {
-        true => Fail::new(format!("{} is served no more: {e}", file.display())),
-        false => failed(e),
-    };
     // After the last command: what was written is settled.
     over.ask();
-    let served = serving.join().map_err(|_| Fail::new("the store's thread panicked; report what it said"))?;
-    conducted.and(served.map(drop).map_err(failed))
+    let stored = serving.join().map_err(|_| Fail::new("the store's thread panicked; report what it said"))?;
+    // A gateway that could not serve says why; one that did, why it does so no more.
+    let served = conducted?;
+    stored.map_err(|e| served_no_more(file, &e, args.json))?;
+    served.tell(args.json)
 }
 
 /// What the store tells Prometheus, and whether it has ended.
@@ -402,8 +402,27 @@ impl Args {
     }
 }
 
+/// What a gateway has served, once it has stopped.
+struct Served {
+    clients: u64,
+    commands: u64,
+}
+
+impl Served {
+    fn tell(&self, as_json: bool) -> Result<(), Fail> {
+        let Self { clients, commands } = self;
+        if as_json {
+            return print_line(
+                &json!({ "event": "stopped", "clients": clients, "commands": commands }).to_string(),
+            );
+        }
+        ui::remark(format!("stopped after {}", ui::count(*commands as usize, "command")));
+        Ok(())
+    }
+}
+
 /// Serves until it is asked to stop.
-fn conduct(args: &Args, asked: &Stop, store: &About, running: Gateway) -> Result<(), Fail> {
+fn conduct(args: &Args, asked: &Stop, store: &About, running: Gateway) -> Result<Served, Fail> {
     let addresses: Vec<String> = running.addresses().iter().map(ToString::to_string).collect();
     let metrics = running.metrics().map(|address| format!("http://{address}/metrics"));
     if args.json {
@@ -442,13 +461,7 @@ fn conduct(args: &Args, asked: &Stop, store: &About, running: Gateway) -> Result
             "a thread of the gateway panicked, and the others were stopped; report what it said",
         ));
     }
-    let (clients, commands) = (shared.stats.connections.get(), shared.stats.commands.get());
-    if args.json {
-        print_line(&json!({ "event": "stopped", "clients": clients, "commands": commands }).to_string())?;
-    } else {
-        ui::remark(format!("stopped after {}", ui::count(commands as usize, "command")));
-    }
-    Ok(())
+    Ok(Served { clients: shared.stats.connections.get(), commands: shared.stats.commands.get() })
 }
 
 fn gateway(error: remanence_gateway::Error) -> Fail {

@@ -539,6 +539,39 @@ fn a_peer_that_lost_its_memory_is_stale_at_first_and_connects_then() {
     pair.establish();
 }
 
+#[test]
+fn who_is_asked_whether_it_knows_a_connection_ends_one_that_it_has_forgotten_and_no_other() {
+    let mut pair = Pair::new();
+    let (active, passive) = pair.establish();
+    let nothing = |pair: &mut Pair| {
+        pair.run();
+        assert_eq!((pair.active.poll_event(), pair.passive.poll_event()), (None, None));
+        let state = [pair.active.state(active), pair.passive.state(passive)];
+        assert_eq!(state, [Some(State::Established); 2]);
+    };
+    pair.active.ask(active);
+    nothing(&mut pair);
+    // The passive side has nothing to ask with.
+    pair.passive.ask(passive);
+    assert!(pair.passive.poll_transmit().is_none());
+    // Nor does the answer of somebody else say anything, who does not know the connection either.
+    pair.active.ask(active);
+    let question = Pair::lose(&mut pair.active);
+    let mut stranger = Manager::new(config(3));
+    stranger.handle_mad(pair.now, gid(1), &question);
+    let answer = Pair::lose(&mut stranger);
+    pair.active.handle_mad(pair.now, gid(3), &answer);
+    nothing(&mut pair);
+    // The peer was started anew, at the same address.
+    pair.passive = Manager::new(Config { seed: 99, ..config(2) });
+    pair.passive.listen(&listen_anywhere(1)).unwrap();
+    pair.active.ask(active);
+    pair.run();
+    let ended = Event::Disconnected { id: active, ended: Ended::Stale };
+    assert_eq!(pair.active.poll_event(), Some(ended));
+    assert_eq!(pair.passive.poll_event(), None);
+}
+
 /// One that says of itself what is true of another: the same GUID, communication IDs and QP number, at another address.
 fn double(of: u8, host: u8) -> Manager {
     Manager::new(Config { gids: vec![gid(host)], ..config(of) })
