@@ -82,6 +82,10 @@ impl Process {
         self.socket.clone().map(At::Unix)
     }
 
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Version and command line.
     pub(crate) fn settings(&self) -> &str {
         &self.settings

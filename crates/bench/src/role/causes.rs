@@ -81,13 +81,15 @@ pub struct Counters {
     pub devices: Vec<Context>,
     /// Of a server's application.
     pub meter: Option<Meter>,
+    /// A process that serves in its place, whose CPU time is its own.
+    pub process: Option<u32>,
 }
 
 impl Counters {
     /// With a device.
     #[must_use]
     pub fn of(device: &Context) -> Self {
-        Self { devices: vec![device.clone()], meter: None }
+        Self { devices: vec![device.clone()], ..Self::default() }
     }
 
     /// What they and the operating system have counted since this process began.
@@ -111,8 +113,20 @@ impl Counters {
             causes.messages = metered.messages;
             causes.application_ns = metered.application.as_nanos() as u64;
         }
+        causes.cpu_us += self.process.map_or(0, cpu_of);
         causes
     }
+}
+
+/// Microseconds of CPU time of the threads of a process. Those that have ended are not counted any more.
+fn cpu_of(process: u32) -> u64 {
+    let tasks = std::fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+    // Nanoseconds on a core, nanoseconds of waiting for one, turns.
+    let of = |task: std::fs::DirEntry| {
+        let text = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
+        text.split_whitespace().next()?.parse::<u64>().ok()
+    };
+    tasks.filter_map(of).sum::<u64>() / 1000
 }
 
 /// What the scheduler knows of this process.
@@ -145,6 +159,16 @@ mod tests {
         assert_eq!((burst.cpu_us, burst.timeouts), (4, 2));
         assert_eq!(burst.to_string(), "2 time-outs, 7 handovers");
         assert_eq!(before.since(&before).to_string(), "nothing counted");
+    }
+
+    #[test]
+    fn the_time_of_another_process_is_counted() {
+        let own = std::process::id();
+        let (alone, other) = (Counters::default().read().cpu_us, cpu_of(own));
+        assert!(other > 0);
+        let with = Counters { process: Some(own), ..Counters::default() };
+        assert!(with.read().cpu_us >= alone + other);
+        assert_eq!(cpu_of(0), 0, "there is none");
     }
 
     #[test]

@@ -148,7 +148,7 @@ pub fn pinned() -> serde_json::Value {
 type Known = (&'static str, fn() -> ExitCode);
 
 /// Every role, by its word.
-const ROLES: [Known; 7] = [
+const ROLES: [Known; 9] = [
     role::<crate::transport::agent::Transport>(),
     role::<crate::erda::server::Server>(),
     role::<crate::erda::client::Clients>(),
@@ -156,6 +156,8 @@ const ROLES: [Known; 7] = [
     role::<crate::remotelog::ends::Appender>(),
     role::<crate::rpc::server::Server>(),
     role::<crate::rpc::client::Client>(),
+    role::<crate::load_latency::ends::Server>(),
+    role::<crate::load_latency::ends::Clients>(),
 ];
 
 const fn role<R: Role>() -> Known {

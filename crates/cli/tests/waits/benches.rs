@@ -109,6 +109,34 @@ fn the_benches_of_calls_measure_every_bar() {
     }
 }
 
+#[test]
+fn load_latency_measures_every_service() {
+    let report = bench("load-latency", &[], None);
+    let missing = ["redis-server", "memcached"].into_iter().filter(|program| {
+        let paths = std::env::var_os("PATH").unwrap_or_default();
+        std::env::split_paths(&paths).all(|dir| !dir.join(program).is_file())
+    });
+    if missing.count() == 0 {
+        assert_eq!(report["skipped"], serde_json::json!([]), "something was left out");
+    }
+    for (request, who) in [
+        ("echo", "rpc, two-sided"),
+        ("echo", "bare UDP"),
+        ("GET", "kv, one-sided"),
+        ("PUT", "kv, one-sided"),
+        ("append", "a log each, one-sided"),
+        ("append", "one log, rpc"),
+    ] {
+        for load in ["offered load", "clients"] {
+            assert!(series(&report, &format!("{request}, {load}"), who), "no {request}, {load}, of {who}");
+        }
+    }
+    let rows = report["rows"].as_array().expect("rows");
+    let clients = |row: &Value| row["op"] == "GET, clients" && row["x"] == 4 && row["cpu"].is_object();
+    assert!(rows.iter().any(clients), "nobody knows what four clients cost");
+    assert!(report["params"]["p99 / p50 of 4 clients"]["echo bare UDP"].is_object(), "the bound is not told");
+}
+
 /// With all servers, and with one that is stopped.
 #[test]
 fn quorum_measures_every_bar() {
