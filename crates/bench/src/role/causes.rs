@@ -95,7 +95,7 @@ impl Counters {
     /// What they and the operating system have counted since this process began.
     #[must_use]
     pub fn read(&self) -> Causes {
-        let mut causes = of_process();
+        let mut causes = known_of(libc::RUSAGE_SELF);
         for device in &self.devices {
             let (engine, progress, link) = (device.stats(), device.progress_stats(), device.link_stats());
             causes.retransmits += engine.retransmits;
@@ -129,13 +129,18 @@ fn cpu_of(process: u32) -> u64 {
     tasks.filter_map(of).sum::<u64>() / 1000
 }
 
-/// What the scheduler knows of this process.
-fn of_process() -> Causes {
+/// What the scheduler knows of all processes that this one has started, and that have ended.
+pub(crate) fn of_children() -> Causes {
+    known_of(libc::RUSAGE_CHILDREN)
+}
+
+/// What the scheduler knows of this process, or of those.
+fn known_of(who: libc::c_int) -> Causes {
     #[expect(unsafe_code, reason = "getrusage has no safe wrapper in std")]
-    // SAFETY: the structure is plain data, lives on this stack, and is filled in whole; who is asked about is this process.
+    // SAFETY: the structure is plain data, lives on this stack, and is filled in whole; who is asked about is this process or its children.
     let usage = unsafe {
         let mut usage: libc::rusage = std::mem::zeroed();
-        libc::getrusage(libc::RUSAGE_SELF, &raw mut usage);
+        libc::getrusage(who, &raw mut usage);
         usage
     };
     let us = |time: libc::timeval| time.tv_sec as u64 * 1_000_000 + time.tv_usec as u64;

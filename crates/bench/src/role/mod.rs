@@ -28,6 +28,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 pub use self::agent::serve_controller;
+pub(crate) use self::causes::of_children;
 pub use self::causes::{Causes, Counters};
 pub(crate) use self::control::Agent;
 pub use self::control::{Lost, PATIENCE, Pair, Place, Ran};

@@ -65,6 +65,9 @@ fn transport_measures_its_streams_behind_a_ping_pong() {
             assert!(series(&report, statistic, peer), "no {statistic} of {peer}");
         }
     }
+    let rows = report["rows"].as_array().expect("rows");
+    let counted = |row: &&Value| row["op"] == "ucp_put_lat, p50" && row["cpu"]["client"].is_number();
+    assert_eq!(rows.iter().filter(counted).count(), 2, "nobody knows what a peer costs");
     let settings = report["params"]["settings"]["ucx/tcp"].as_str().expect("words");
     assert!(settings.contains("UCX_TLS=tcp") && settings.contains("ucx_perftest -p PORT"), "{settings}");
 }
