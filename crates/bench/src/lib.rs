@@ -15,6 +15,7 @@ pub mod failover;
 pub mod gateway;
 pub mod kv_size;
 mod limits;
+pub mod load_latency;
 pub mod machine;
 pub mod netns;
 pub mod page;

@@ -98,7 +98,7 @@ const PAPERS: [(&str, &[&str]); 4] = [
     ("Paper 004: correct remote persistence over RDMA", &["remotelog", "quorum"]),
     (
         "The transport, beside bare sockets and what a user would pick instead",
-        &["transport", "verbs", "urdma"],
+        &["transport", "load-latency", "verbs", "urdma"],
     ),
 ];
 

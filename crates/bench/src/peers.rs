@@ -6,7 +6,7 @@
 
 use std::io::Read;
 use std::net::TcpListener;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value};
@@ -14,6 +14,7 @@ use serde_json::{Map, Value};
 use crate::effort::Effort;
 use crate::netns::NetworkPath;
 use crate::redis::installed;
+use crate::role::{Ran, of_children};
 use crate::samples::{Key, Metric};
 
 /// How long a run may take.
@@ -75,7 +76,7 @@ impl PeerProgram {
         };
         let environment = self.environment(place).into_iter().map(|(name, value)| format!("{name}={value} "));
         let run = Run { program: self, test: "TEST", size: 0, percentile: 50 };
-        let arguments = run.arguments(Effort::Full, "PORT", Some("ADDRESS")).join(" ");
+        let arguments = run.arguments(run.rounds(Effort::Full), "PORT", Some("ADDRESS")).join(" ");
         let arguments = arguments.replace(" 0 ", " SIZE ");
         format!(
             "{version}; {}{} {arguments}; client and server spin, pinned to a core each",
@@ -179,7 +180,7 @@ impl Run {
     }
 
     /// As many operations as take about as long as a burst of ours.
-    fn rounds(self, effort: Effort) -> u64 {
+    pub(crate) fn rounds(self, effort: Effort) -> u64 {
         let rounds = match (self.size, self.is_stream()) {
             (0..=4096, false) => 5_000,
             (0..=4096, true) => 50_000,
@@ -192,8 +193,8 @@ impl Run {
     }
 
     /// The arguments of the client, which is told where the server is, or of the server.
-    fn arguments(self, effort: Effort, port: &str, server: Option<&str>) -> Vec<String> {
-        let (size, rounds) = (self.size.to_string(), self.rounds(effort).to_string());
+    fn arguments(self, rounds: u64, port: &str, server: Option<&str>) -> Vec<String> {
+        let (size, rounds) = (self.size.to_string(), rounds.to_string());
         let percentile = self.percentile.to_string();
         let arguments = match (self.program, server) {
             (PeerProgram::Ucx(_), None) => vec!["-p", port],
@@ -222,28 +223,35 @@ impl Run {
         arguments.into_iter().map(str::to_owned).collect()
     }
 
-    /// Runs it between two pinned processes, again if it fails.
+    /// Runs so many rounds of it between two pinned processes, again if it fails. What each end counted has what [`begin`](Self::begin) counts.
     ///
     /// # Errors
     /// One sentence when a process fails, prints something else, or takes longer than 20 s, and does so each time.
-    pub fn measure(self, place: &NetworkPath, effort: Effort) -> Result<Figures, String> {
-        let mut tries = 1;
-        loop {
-            match self.once(place, effort) {
-                Err(why) if tries == TRIES => return Err(format!("{why}, {TRIES} times")),
-                Err(_) => tries += 1,
-                figures => return figures,
-            }
-        }
+    pub fn measure(self, place: &NetworkPath, rounds: u64) -> Result<Ran<Figures>, String> {
+        retried(|| self.once(place, rounds, |text, _| self.parse(text)))
     }
 
-    fn once(self, place: &NetworkPath, effort: Effort) -> Result<Figures, String> {
+    /// What each end counts besides rounds: its begin, its end, and what it does to warm up. It is that of a run of one round, of which
+    /// the figures do not matter: a rate may be too small to be seen.
+    ///
+    /// # Errors
+    /// One sentence when a process fails, or takes longer than 20 s, and does so each time.
+    pub fn begin(self, place: &NetworkPath) -> Result<Ran<()>, String> {
+        retried(|| self.once(place, 1, |_, status| status.success().then_some(())))
+    }
+
+    fn once<T>(
+        self,
+        place: &NetworkPath,
+        rounds: u64,
+        read: impl Fn(&str, ExitStatus) -> Option<T>,
+    ) -> Result<Ran<T>, String> {
         let name = self.program.program();
         let (address, port) = (place.server_address(), free_port()?.to_string());
         let start = |core: usize, client: bool| {
             let mut command = place.command(name, core, client);
             command.envs(self.program.environment(place)).env("UCX_WARN_UNUSED_ENV_VARS", "n");
-            command.args(self.arguments(effort, &port, client.then_some(&*address)));
+            command.args(self.arguments(rounds, &port, client.then_some(&*address)));
             command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
             command.spawn().map(Guard).map_err(|e| format!("{name}: {e}"))
         };
@@ -251,17 +259,25 @@ impl Run {
         let deadline = Instant::now() + PATIENCE;
         // Neither program says when it listens, so the client is started again until it finds the server.
         loop {
+            // Nobody else of ours ends meanwhile.
+            let before = of_children();
             let mut client = start(1, true)?;
-            while client.0.try_wait().map_err(|e| e.to_string())?.is_none() {
+            let status = loop {
+                if let Some(status) = client.0.try_wait().map_err(|e| e.to_string())? {
+                    break status;
+                }
                 if Instant::now() > deadline {
                     return Err(format!("{name} did not end within {} s", PATIENCE.as_secs()));
                 }
                 std::thread::sleep(Duration::from_millis(5));
-            }
+            };
             let mut text = String::new();
             client.0.stdout.take().map(|mut out| out.read_to_string(&mut text));
-            if let Some(figures) = self.parse(&text) {
-                return Ok(figures);
+            if let Some(values) = read(&text, status) {
+                let between = of_children();
+                drop(server);
+                let (client, server) = (between.since(&before), of_children().since(&between));
+                return Ok(Ran { values, client, server });
             }
             if server.0.try_wait().map_err(|e| e.to_string())?.is_some() || Instant::now() > deadline {
                 return Err(format!("{name} gave no figures"));
@@ -297,6 +313,18 @@ impl Run {
                 gbytes_s: figure("MB/sec")? / 1000.0,
             },
         })
+    }
+}
+
+/// What succeeds within some tries.
+fn retried<T>(mut run: impl FnMut() -> Result<T, String>) -> Result<T, String> {
+    let mut tries = 1;
+    loop {
+        match run() {
+            Err(why) if tries == TRIES => return Err(format!("{why}, {TRIES} times")),
+            Err(_) => tries += 1,
+            found => return found,
+        }
     }
 }
 

@@ -284,6 +284,18 @@ impl Samples {
         })
     }
 
+    /// How many times its median a series' 99th percentile is, of each burst; the geometric mean, within each state of the machine.
+    #[must_use]
+    pub fn tail(&self, key: &Key) -> Option<Estimate> {
+        let spread = self.spread(key);
+        Estimate::by_state(|state| {
+            let of = |burst: &Burst| Some((burst.get(Statistic::P99)? / burst.get(Statistic::P50)?).ln());
+            let bursts = self.of(key).iter().filter(|burst| burst.state == state);
+            let found: Vec<f64> = bursts.filter_map(of).filter(|times| times.is_finite()).collect();
+            Some(stats::mean(&found)?.map(f64::exp).widened(spread))
+        })
+    }
+
     /// The geometric mean over blocks of what is made of several series' medians there, where a block has all of them in one
     /// state of the machine. What is not positive has no part in it.
     #[must_use]
@@ -483,6 +495,20 @@ mod tests {
     fn add(samples: &mut Samples, series: &str, state: State, block: u64, value: f64) {
         samples.block(block);
         samples.add(&key(series), state, state, [value; 10]);
+    }
+
+    #[test]
+    fn a_tail_is_that_of_each_burst() {
+        let mut samples = Samples::default();
+        // One block is ten times as slow as the other, and neither has a tail of more than 5.
+        for (block, unit) in [(0, 1.0), (1, 10.0)] {
+            samples.block(block);
+            let values = (0..200).map(|n| if n % 50 == 0 { 5.0 * unit } else { unit });
+            samples.add(&key("a"), State::Near, State::Near, values);
+        }
+        let tail = samples.tail(&key("a")).expect("two bursts");
+        assert!((tail.value() - 5.0).abs() < 0.02, "{tail}");
+        assert_eq!(samples.tail(&key("b")), None);
     }
 
     #[test]

@@ -198,7 +198,7 @@ pub fn run(load: &Load, handles: &mut [Handle], stop: &AtomicBool) -> Result<Mea
 }
 
 /// Sleeps while there is time to, and spins the rest.
-fn wait_until(due: u64, clock: &impl Fn() -> u64) {
+pub(crate) fn wait_until(due: u64, clock: &impl Fn() -> u64) {
     const SPIN: u64 = 100_000;
     loop {
         let left = due.saturating_sub(clock());

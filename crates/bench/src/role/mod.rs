@@ -28,6 +28,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 pub use self::agent::serve_controller;
+pub(crate) use self::causes::of_children;
 pub use self::causes::{Causes, Counters};
 pub(crate) use self::control::Agent;
 pub use self::control::{Lost, PATIENCE, Pair, Place, Ran};
@@ -148,7 +149,7 @@ pub fn pinned() -> serde_json::Value {
 type Known = (&'static str, fn() -> ExitCode);
 
 /// Every role, by its word.
-const ROLES: [Known; 12] = [
+const ROLES: [Known; 14] = [
     role::<crate::transport::agent::Transport>(),
     role::<crate::erda::server::Server>(),
     role::<crate::erda::client::Clients>(),
@@ -161,6 +162,8 @@ const ROLES: [Known; 12] = [
     role::<crate::quorum::Writer>(),
     role::<crate::failover::Writer>(),
     role::<crate::kv_size::Core>(),
+    role::<crate::load_latency::ends::Server>(),
+    role::<crate::load_latency::ends::Clients>(),
 ];
 
 const fn role<R: Role>() -> Known {

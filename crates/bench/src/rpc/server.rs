@@ -71,14 +71,14 @@ pub(super) fn address(n: u8) -> IpAddr {
     [127, (process >> 8) as u8, process as u8, n].into()
 }
 
-pub(super) fn device() -> Result<Context, String> {
+pub(crate) fn device() -> Result<Context, String> {
     Context::open(Device::udp(address(1))).map_err(words)
 }
 
-/// Memory that is written back by lines. Its file goes with it.
-fn memory() -> Result<Region, String> {
+/// So many bytes of memory that is written back by lines. Its file goes with it.
+pub(crate) fn memory(bytes: u64) -> Result<Region, String> {
     let path = std::path::Path::new("/dev/shm").join(format!("remanence-bench-{}", std::process::id()));
-    let options = FileOptions::new().create(MEMORY).declare(PersistenceDomain::Adr).populate(true);
+    let options = FileOptions::new().create(bytes).declare(PersistenceDomain::Adr).populate(true);
     let region = options.open(&path);
     let _ = std::fs::remove_file(&path);
     region.map_err(words)
@@ -199,7 +199,7 @@ impl Role for Server {
         let (mut services, mut meters, mut export) = (Vec::new(), Vec::new(), None);
         match spec {
             Spec::Copying(ways) => {
-                let region = memory()?;
+                let region = memory(MEMORY)?;
                 export = Some(Export::start(&context, EXPORT_PORT, &region).map_err(words)?);
                 for way in ways {
                     let mut server = durable::Server::new(endpoint()?, region.clone(), way.copier()?);
@@ -209,7 +209,7 @@ impl Role for Server {
             }
             Spec::Logs => {
                 for (n, (_, word, batch)) in SERVED.into_iter().enumerate() {
-                    let log = log::LogFile::format(memory()?, word, n as u64 + 1).map_err(words)?;
+                    let log = log::LogFile::format(memory(MEMORY)?, word, n as u64 + 1).map_err(words)?;
                     let mut server = log::Server::new(endpoint()?, log, log::Options { batch });
                     meters.push(server.meter());
                     services.push(Service::Log(Box::new(server)));

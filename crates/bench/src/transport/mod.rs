@@ -23,7 +23,7 @@ use crate::limits::udp;
 use crate::netns::NetworkPath;
 use crate::peers;
 use crate::report::Report;
-use crate::role::{self, Lost};
+use crate::role::{self, Lost, Ran};
 use crate::samples::{Key, Metric, Samples};
 
 /// How the bench is run.
@@ -60,6 +60,7 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
     let steps =
         plan.iter().flatten().filter_map(|work| if let Work::Ours(step) = work { Some(step) } else { None });
     steps.filter(|step| step.is_control()).for_each(|step| samples.control(&step.key()));
+    let mut begins = BTreeMap::new();
     let mut memcpy = Memcpy::new(ours::SIZE_MAX);
     let mut done = 0;
     while samples.another(options.effort, rounds, |samples| plan::bars(samples, &options.paths)) {
@@ -77,7 +78,7 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
                 Work::Memcpy(size) => samples.burst(options.effort, &plan::memcpy_key(*size), || {
                     memcpy.burst(*size, *size, Duration::from_millis(ms)).map(|rate| vec![rate])
                 }),
-                Work::Peer(run) => peer(&mut samples, *run, options.effort),
+                Work::Peer(run) => peer(&mut samples, &mut begins, *run, options.effort),
             };
             if let Err(why) = outcome {
                 lost.add(work.words(), why);
@@ -98,6 +99,7 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
     let params = serde_json::json!({
         "rounds": samples.blocks(), "ms": ms, "paths": options.paths, "pinned": role::pinned(),
         "latency": "post to completion, spinning on both sides; ping-pong, put_lat, tag_lat and pingpong: half a round trip",
+        "cpu of peers": "of a round; what a run of one round takes to begin, to warm up and to end is taken off",
         "statistics": "a peer's p50, p99 and mean are those that it prints of a run, each under a name of its own",
         "settings": settings,
         "bare streams": udp::OFFLOADS, "memcpy": "from one buffer to another, as the WRITEs of a stream go",
@@ -106,13 +108,24 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
     Ok(Report::new("transport", options.effort, params, &samples, bars, skipped))
 }
 
-/// A run of a peer, which has values of several keys.
-fn peer(samples: &mut Samples, run: peers::Run, effort: Effort) -> Result<(), String> {
+/// What a run of a peer counts that has one round, by its words.
+type Begins = BTreeMap<String, Ran<()>>;
+
+/// As [`Samples::burst`]: a run of a peer has values of several keys.
+fn peer(samples: &mut Samples, begins: &mut Begins, run: peers::Run, effort: Effort) -> Result<(), String> {
+    let place = NetworkPath::Loopback;
+    let begin = match begins.get(&run.words()) {
+        Some(begin) => *begin,
+        None => *begins.entry(run.words()).or_insert(run.begin(&place)?),
+    };
+    let rounds = run.rounds(effort);
     samples.several(
         || effort.probe(),
         || {
-            let figures = run.measure(&NetworkPath::Loopback, effort)?;
-            Ok(run.values(&figures).into_iter().map(|(key, value)| (key, vec![value].into())).collect())
+            let ran = run.measure(&place, rounds)?;
+            let (client, server) = (ran.client.since(&begin.client), ran.server.since(&begin.server));
+            let measured = |value| (Ran { values: vec![value], client, server }, rounds).into();
+            Ok(run.values(&ran.values).into_iter().map(|(key, value)| (key, measured(value))).collect())
         },
     )
 }

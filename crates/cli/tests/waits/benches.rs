@@ -65,6 +65,9 @@ fn transport_measures_its_streams_behind_a_ping_pong() {
             assert!(series(&report, statistic, peer), "no {statistic} of {peer}");
         }
     }
+    let rows = report["rows"].as_array().expect("rows");
+    let counted = |row: &&Value| row["op"] == "ucp_put_lat, p50" && row["cpu"]["client"].is_number();
+    assert_eq!(rows.iter().filter(counted).count(), 2, "nobody knows what a peer costs");
     let settings = report["params"]["settings"]["ucx/tcp"].as_str().expect("words");
     assert!(settings.contains("UCX_TLS=tcp") && settings.contains("ucx_perftest -p PORT"), "{settings}");
 }
@@ -107,6 +110,34 @@ fn the_benches_of_calls_measure_every_bar() {
         let report = bench(name, &[], None);
         assert_eq!(report["skipped"], serde_json::json!([]), "{name} left something out");
     }
+}
+
+#[test]
+fn load_latency_measures_every_service() {
+    let report = bench("load-latency", &[], None);
+    let missing = ["redis-server", "memcached"].into_iter().filter(|program| {
+        let paths = std::env::var_os("PATH").unwrap_or_default();
+        std::env::split_paths(&paths).all(|dir| !dir.join(program).is_file())
+    });
+    if missing.count() == 0 {
+        assert_eq!(report["skipped"], serde_json::json!([]), "something was left out");
+    }
+    for (request, who) in [
+        ("echo", "rpc, two-sided"),
+        ("echo", "bare UDP"),
+        ("GET", "kv, one-sided"),
+        ("PUT", "kv, one-sided"),
+        ("append", "a log each, one-sided"),
+        ("append", "one log, rpc"),
+    ] {
+        for load in ["offered load", "clients"] {
+            assert!(series(&report, &format!("{request}, {load}"), who), "no {request}, {load}, of {who}");
+        }
+    }
+    let rows = report["rows"].as_array().expect("rows");
+    let clients = |row: &Value| row["op"] == "GET, clients" && row["x"] == 4 && row["cpu"].is_object();
+    assert!(rows.iter().any(clients), "nobody knows what four clients cost");
+    assert!(report["params"]["p99 / p50 of 4 clients"]["echo bare UDP"].is_object(), "the bound is not told");
 }
 
 /// With all servers, and with one that is stopped.

@@ -8,6 +8,7 @@ mod erda;
 mod failover;
 mod gateway;
 mod kv_size;
+mod load_latency;
 mod logserver;
 mod pwrite;
 mod quorum;
@@ -50,6 +51,8 @@ enum Bench {
     Gateway(gateway::Args),
     /// What a store of many keys costs, and for how long one step of its server holds others up
     KvSize(kv_size::Args),
+    /// Latency by offered load, and by the number of clients: calls, the store and logs beside Redis, memcached and bare UDP
+    LoadLatency(load_latency::Args),
     /// What a durable append to three servers waits for: their quorum, while the third one is stopped as well
     Quorum(quorum::Args),
     /// Durable appends by all 72 recipes of paper 004, its figure 2, beside message passing and bare UDP
@@ -105,6 +108,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
         Bench::Failover(args) => failover::run(args),
         Bench::Gateway(args) => gateway::run(args),
         Bench::KvSize(args) => kv_size::run(args),
+        Bench::LoadLatency(args) => load_latency::run(args),
         Bench::Quorum(args) => quorum::run(args),
         Bench::Remotelog(args) => remotelog::run(args),
         Bench::Logserver(args) => logserver::run(args),
