@@ -366,7 +366,7 @@ impl Takeover {
 
     /// Whether this member may try, when nobody has served since then.
     fn chance(&self, since: Duration, now: Duration) -> Chance {
-        let Own { is_new, has_image, acks, stalled, failed, .. } = self.own;
+        let Own { is_new, has_image, stalled, failed, .. } = self.own;
         if failed {
             return Chance::Never(Obstacle::Failed);
         }
@@ -375,7 +375,7 @@ impl Takeover {
         let there: Vec<(usize, &Statement)> =
             others.filter_map(|at| Some((at, self.recent(at, now)?))).collect();
         let count = there.len() + 1;
-        let needed = acks.max(members - acks + 1);
+        let needed = self.needed();
         if there.iter().any(|(at, _)| self.watch.is_old(*at)) {
             return Chance::Later;
         }
@@ -412,6 +412,28 @@ impl Takeover {
         let before = there.iter().filter(|(at, said)| *at < self.who && is_fit(said)).count() as u32;
         let turn = since + self.notice / 2 * before;
         if now < turn { Chance::At(turn) } else { Chance::Now }
+    }
+
+    /// As many must be there for one to take over, and must agree.
+    fn needed(&self) -> usize {
+        let (members, acks) = (self.members(), self.own.acks);
+        acks.max(members + 1 - acks)
+    }
+
+    /// With so many members whoever takes over goes on: a new store takes all of them.
+    #[must_use]
+    pub fn enough(&self) -> usize {
+        if self.own.is_new { self.members() } else { self.needed() }
+    }
+
+    /// Whether this member, a primary, can open the log again with itself and those members, as far as it knows: enough have a say, and
+    /// enough are there to acknowledge.
+    #[must_use]
+    pub fn can_open(&self, with: impl Fn(usize) -> bool) -> bool {
+        let (members, acks) = (self.members(), self.own.acks);
+        let there = (0..members).filter(|at| *at != self.who && with(*at));
+        let has_say = |at: &usize| self.said[*at].is_some_and(|said| said.belongs);
+        there.clone().count() + 1 >= acks && there.filter(has_say).count() + 1 + acks > members
     }
 
     fn next(&self, now: Duration) -> Option<Duration> {

@@ -87,10 +87,10 @@ impl World {
             let name = body.names[at].clone();
             if at == body.who {
                 let to = To::Own(Own::default());
-                return Connecting { name, connection: Ok(Connection { world: self.clone(), to }) };
+                return Connecting { at, name, connection: Ok(Connection { world: self.clone(), to }) };
             }
             let Some(said) = body.takeover.recent(at, now).copied() else {
-                return Connecting { name, connection: Err(ConnectionLost("it is silent".into())) };
+                return Connecting { at, name, connection: Err(ConnectionLost("it is silent".into())) };
             };
             let Body { port, .. } = &mut *body;
             port.next += 1;
@@ -98,7 +98,7 @@ impl World {
             port.links.insert(number, (Link::Connecting, VecDeque::new()));
             port.commands.push_back(Command::Connect { number, member: at });
             let other = Other { who: at, life: said.life, number, under_way: 0, orders: 0 };
-            Connecting { name, connection: Ok(Connection { world: self.clone(), to: To::Other(other) }) }
+            Connecting { at, name, connection: Ok(Connection { world: self.clone(), to: To::Other(other) }) }
         };
         members.iter().map(one).collect()
     }
@@ -107,6 +107,7 @@ impl World {
 /// A connection that is being made.
 #[derive(Debug)]
 pub(super) struct Connecting {
+    at: usize,
     name: String,
     connection: Result<Connection, ConnectionLost>,
 }
@@ -133,13 +134,13 @@ impl Connecting {
         true
     }
 
-    /// It is there, and is not to this member itself.
-    pub(super) fn is_to_another(&self) -> bool {
-        self.connection.as_ref().is_ok_and(|connection| matches!(connection.to, To::Other(_)))
+    pub(super) const fn at(&self) -> usize {
+        self.at
     }
 
-    pub(super) fn made(self) -> (String, Result<Connection, ConnectionLost>) {
-        (self.name, self.connection)
+    /// To whom, by number and by name, and what came of it.
+    pub(super) fn made(self) -> (usize, String, Result<Connection, ConnectionLost>) {
+        (self.at, self.name, self.connection)
     }
 }
 

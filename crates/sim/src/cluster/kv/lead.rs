@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use remanence_coord::log::format::superblock::Uuid;
+use remanence_coord::log::group::ConnectionLost;
 use remanence_coord::takeover::Input;
 use remanence_kv::format::superblock::FORMAT as STORE_FORMAT;
 use remanence_kv::format::{Superblock, SuperblockError};
 use remanence_kv::proto::Refusal;
 use remanence_kv::replica::check::{Check, Images, Scrub, put_right};
 use remanence_kv::replica::primary::Options as GroupOptions;
-use remanence_kv::replica::{Driver, LeadError, Mirror, Returning, Returns, Sizes, upkeep};
+use remanence_kv::replica::{Driver, LeadError, Mirror, Returning, Returns, Round, Sizes, upkeep};
 use remanence_kv::server::{ClientId, Event, Finding, Server, Turns, Where, format};
 use remanence_kv::{Geometry, Options, Reply, Request};
 use remanence_pmem::{Medium as _, PersistenceDomain};
@@ -59,19 +60,23 @@ pub(super) struct Attempt {
 /// # Errors
 /// It could not, or does not any more. A sentence.
 pub(super) fn lead(world: &World, attempt: Attempt) -> Result<(), String> {
-    let (members, own, notice, acks, is_new) = {
+    let (own, notice, acks, is_new) = {
         let body = world.body.lock();
-        (body.names.len(), body.names[body.who].clone(), body.notice, body.acks, body.is_new())
+        (body.names[body.who].clone(), body.notice, body.acks, body.is_new())
     };
     let options = GroupOptions::new(attempt.writer, attempt.group)
         .acks(is_new.then_some(acks as u16))
         .depth(attempt.depth)
         .grace(notice);
-    let mut connecting = world.begin_connections(&(0..members).collect::<Vec<_>>());
-    while !connecting.iter_mut().all(Connecting::is_over) {
-        world.wait(Duration::from_millis(20));
-    }
-    let connections = connecting.into_iter().map(Connecting::made).collect();
+    let mut bringing = Bringing::default();
+    bringing.begins_all(world);
+    let round = loop {
+        if let Some(round) = bringing.takes(World::now()).round {
+            break round;
+        }
+        world.wait(Duration::from_millis(20).min(bringing.rests(World::now())));
+    };
+    let connections = round.connections(&world.body.lock().names);
     World::is_awake();
     let record_max = world.body.lock().store.superblock().geometry.payload_max() as usize;
     let sizes = Sizes { image_len: STORE.size, record_max, trim_after: TRIM_AFTER };
@@ -160,7 +165,7 @@ pub(super) fn lead(world: &World, attempt: Attempt) -> Result<(), String> {
             images: upkeep::Upkeep::new(now),
             lives,
             trimmed: 0,
-            bringing: None,
+            bringing,
             returns,
             look: attempt.check,
             looks_until: None,
@@ -191,11 +196,55 @@ struct Serving<'a> {
     turns: Turns,
 }
 
-/// Connections that are made to members that are there again.
+/// Connections that are made to members: to all of them for a log that is opened, to those that are there again, and to those that were late.
+#[derive(Default)]
 struct Bringing {
-    /// To all of them: some have promised their logs to somebody who did not become the primary.
-    all: bool,
+    round: Option<Round<Connection>>,
     connecting: Vec<Connecting>,
+}
+
+/// What came of them.
+struct Brought {
+    round: Option<Round<Connection>>,
+    /// Those that were not for a round.
+    some: Vec<(String, Connection)>,
+}
+
+impl Bringing {
+    fn begins_all(&mut self, world: &World) {
+        let members = {
+            let body = world.body.lock();
+            self.round = Some(Round::new(&body.takeover, body.notice));
+            body.names.len()
+        };
+        let missing = (0..members).filter(|at| !self.is_to(*at)).collect::<Vec<_>>();
+        self.connecting.extend(world.begin_connections(&missing));
+    }
+
+    fn is_to(&self, at: usize) -> bool {
+        self.connecting.iter().any(|one| one.at() == at)
+    }
+
+    /// Takes what has come by now. The round is over if it is there.
+    fn takes(&mut self, now: Duration) -> Brought {
+        let over = self.connecting.extract_if(.., Connecting::is_over).collect::<Vec<_>>();
+        let mut some = Vec::new();
+        for one in over {
+            let (at, name, made) = one.made();
+            match (&mut self.round, made) {
+                (Some(round), made) => round.take(now, at, made),
+                (None, Ok(connection)) => some.push((name, connection)),
+                (None, Err(_)) => {}
+            }
+        }
+        let round = self.round.take_if(|round| round.end().is_some_and(|end| end <= now));
+        Brought { round, some }
+    }
+
+    fn rests(&self, now: Duration) -> Duration {
+        let end = self.round.as_ref().and_then(Round::end);
+        end.map_or(Duration::MAX, |end| end.saturating_sub(now))
+    }
 }
 
 struct Upkeep {
@@ -205,7 +254,7 @@ struct Upkeep {
     /// The members that it was connected to when it looked last.
     lives: Vec<u64>,
     trimmed: u64,
-    bringing: Option<Bringing>,
+    bringing: Bringing,
     returns: Returns,
     /// How long it looks at its image before it sends it at least, until when it does, and how far it has come.
     look: Duration,
@@ -430,53 +479,58 @@ impl Serving<'_> {
 
     /// Connects to members that are there again, and takes them in.
     fn bring_back(&mut self, now: Duration) -> Result<(), LeadError> {
-        if let Some(bringing) = &mut self.upkeep.bringing {
-            if !bringing.connecting.iter_mut().all(Connecting::is_over) {
-                return Ok(());
-            }
-            let Some(Bringing { all, connecting }) = self.upkeep.bringing.take() else { return Ok(()) };
-            let reached = connecting.iter().any(Connecting::is_to_another);
-            // Connecting takes its time: somebody may have become the primary meanwhile.
-            if reached && (!all || self.has_any_promised_away()) {
-                self.take_in(now, all, connecting)?;
-            }
+        let brought = self.upkeep.bringing.takes(now);
+        self.take_in(now, brought)?;
+        let Upkeep { bringing, returns, .. } = &mut self.upkeep;
+        if bringing.round.is_some() {
             return Ok(());
         }
-        let (all, wanted) = {
+        let turn = {
             let body = self.world.body.lock();
-            match self.upkeep.returns.turn(now, &body.takeover, body.epoch, &body.lost, |_| false) {
-                Returning::Rest(_) => return Ok(()),
-                Returning::These(wanted) => (false, wanted),
-                Returning::All => (true, (0..body.names.len()).collect()),
-            }
+            returns.turn(now, &body.takeover, body.epoch, &body.lost, |at| bringing.is_to(at))
         };
-        let connecting = self.world.begin_connections(&wanted);
-        self.upkeep.bringing = Some(Bringing { all, connecting });
+        match turn {
+            Returning::Rest(_) => {}
+            Returning::These(wanted) => bringing.connecting.extend(self.world.begin_connections(&wanted)),
+            Returning::All => bringing.begins_all(self.world),
+        }
         Ok(())
     }
 
-    fn has_any_promised_away(&self) -> bool {
+    /// What these connections are for if they are to all members; none if they are not needed any more.
+    fn still_wanted(
+        &self,
+        round: Round<Connection>,
+    ) -> Option<Vec<(String, Result<Connection, ConnectionLost>)>> {
         let body = self.world.body.lock();
-        body.takeover.has_promised_away(body.epoch, body.now)
+        // Connecting takes its time: somebody may have become the primary meanwhile.
+        let is_wanted =
+            body.takeover.has_promised_away(body.epoch, body.now) && round.is_worth_it(&body.takeover);
+        let names = body.names.clone();
+        // Whoever drops connections says so in there.
+        drop(body);
+        is_wanted.then(|| round.connections(&names))
     }
 
-    fn take_in(&mut self, now: Duration, all: bool, connecting: Vec<Connecting>) -> Result<(), LeadError> {
+    fn take_in(&mut self, now: Duration, brought: Brought) -> Result<(), LeadError> {
+        let all = brought.round.and_then(|round| self.still_wanted(round));
+        if all.is_none() && brought.some.is_empty() {
+            return Ok(());
+        }
         let promised = self.world.body.lock().store.state().promised;
-        let mut reconnected = 0;
+        let (mut reconnected, is_opened) = (0, all.is_some());
         let epoch = self.ships.with_ship(|primary| {
             if promised != primary.epoch() {
                 return Err(LeadError::Deposed);
             }
-            let connections = connecting.into_iter().map(Connecting::made);
-            if all {
-                primary.reopen(connections.collect())?;
-            } else {
-                for (name, connection) in connections {
-                    // Whoever has been taken in meanwhile stays.
-                    if primary.lost().iter().any(|(lost, _)| *lost == name) {
-                        primary.reconnect(&name, connection)?;
-                        reconnected += 1;
-                    }
+            if let Some(connections) = all {
+                primary.reopen(connections)?;
+            }
+            for (name, connection) in brought.some {
+                // Whoever has been taken in meanwhile stays.
+                if primary.lost().iter().any(|(lost, _)| *lost == name) {
+                    primary.reconnect(&name, Ok(connection))?;
+                    reconnected += 1;
                 }
             }
             primary.follow()?;
@@ -484,7 +538,7 @@ impl Serving<'_> {
         })?;
         self.upkeep.images.follows(now, true, true);
         self.upkeep.lives = self.world.body.lock().takeover.lives(now);
-        if all {
+        if is_opened {
             self.world.does(Command::Opened { epoch: epoch.0, start: epoch.1, again: true });
             self.world.does(Command::Count(|work, by| work.reopened += by, 1));
         }
