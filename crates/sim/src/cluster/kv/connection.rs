@@ -55,7 +55,7 @@ impl World {
 
     /// Waits until something comes, for so long at most.
     pub(super) fn wait(&self, limit: Duration) {
-        self.body.lock().port.wakes = Self::now() + limit;
+        self.body.lock().port.wakes = Self::now().saturating_add(limit);
         self.baton.wait();
         self.goes_on();
     }
@@ -209,6 +209,10 @@ impl Own {
         }
     }
 
+    fn has_come(&self) -> bool {
+        !self.came.is_empty() || !self.under_way.is_empty() || self.told.is_some()
+    }
+
     fn poll(&mut self, world: &World) -> Result<Option<Event>, ConnectionLost> {
         if let Some(event) = self.came.pop_front() {
             return Ok(Some(Event::Log(event)));
@@ -301,6 +305,10 @@ impl Member for Connection {
             None => self.world.looks_in_vain(),
         }
         Ok(came)
+    }
+
+    fn has_come(&self) -> bool {
+        matches!(&self.to, To::Own(own) if own.has_come())
     }
 
     fn wait(&mut self, limit: Duration) {

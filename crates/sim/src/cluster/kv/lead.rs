@@ -33,8 +33,8 @@ const TRIM_AFTER: u64 = 9000;
 const BUDGET: usize = 64;
 /// The shortest time that it rests.
 const AT_ONCE: Duration = Duration::from_micros(100);
-/// How often a primary looks whom it has lost.
-const LOOK: Duration = Duration::from_millis(50);
+/// How often whoever connects to a member looks whether that is there still.
+const CONNECTING: Duration = Duration::from_millis(20);
 
 type Ships = Mirror<Disk, Driver<Connection>>;
 
@@ -74,7 +74,7 @@ pub(super) fn lead(world: &World, attempt: Attempt) -> Result<(), String> {
         if let Some(round) = bringing.takes(World::now()).round {
             break round;
         }
-        world.wait(Duration::from_millis(20).min(bringing.rests(World::now())));
+        world.wait(bringing.rests(World::now()));
     };
     let connections = round.connections(&world.body.lock().names);
     World::is_awake();
@@ -145,28 +145,26 @@ pub(super) fn lead(world: &World, attempt: Attempt) -> Result<(), String> {
     }
     {
         let mut body = world.body.lock();
+        body.know_lives();
         body.happens(Input::Leads { epoch });
         (body.epoch, body.serves) = (epoch, true);
         body.lost = lost(&ships, &body.names);
     }
     world.does(Command::Count(|work, by| work.led += by, 1));
     let now = World::now();
-    let (lives, returns) = {
-        let body = world.body.lock();
-        (body.takeover.lives(now), Returns::new(now, notice, &body.takeover))
-    };
+    let returns = Returns::new(now, notice, &world.body.lock().takeover);
     let mut serving = Serving {
         world,
         core,
         clients: BTreeMap::new(),
         upkeep: Upkeep {
-            looked: now,
             busy: true,
+            present: (0, 0),
             images: upkeep::Upkeep::new(now),
-            lives,
             trimmed: 0,
             bringing,
             returns,
+            returns_at: None,
             look: attempt.check,
             looks_until: None,
             check: Check::default(),
@@ -241,21 +239,27 @@ impl Bringing {
         Brought { round, some }
     }
 
+    /// How long nothing is due. That a member is silent to which it connects is no event.
     fn rests(&self, now: Duration) -> Duration {
-        let end = self.round.as_ref().and_then(Round::end);
-        end.map_or(Duration::MAX, |end| end.saturating_sub(now))
+        let end = self.round.as_ref().and_then(Round::end).map(|end| end.saturating_sub(now));
+        end.into_iter()
+            .chain((!self.connecting.is_empty()).then_some(CONNECTING))
+            .min()
+            .unwrap_or(Duration::MAX)
     }
 }
 
 struct Upkeep {
-    looked: Duration,
+    /// There is more to do at once.
     busy: bool,
+    /// As it was when the members were looked at: how many there is a connection to, and how many take part.
+    present: (usize, usize),
     images: upkeep::Upkeep,
-    /// The members that it was connected to when it looked last.
-    lives: Vec<u64>,
     trimmed: u64,
     bringing: Bringing,
     returns: Returns,
+    /// When it connects again, if nothing is heard before.
+    returns_at: Option<Duration>,
     /// How long it looks at its image before it sends it at least, until when it does, and how far it has come.
     look: Duration,
     looks_until: Option<Duration>,
@@ -293,7 +297,13 @@ impl Serving<'_> {
 
     /// How long there is nothing to do, if nothing comes.
     fn rest(&self, now: Duration) -> Duration {
-        let upkeep = if self.upkeep.busy { AT_ONCE } else { (self.upkeep.looked + LOOK).saturating_sub(now) };
+        // While it did something else, what came has ended that one's waits.
+        let is_asked = {
+            let port = &self.world.body.lock().port;
+            port.is_asked || !port.clients.is_empty()
+        };
+        let upkeep =
+            if self.upkeep.busy || is_asked { AT_ONCE } else { self.next(now).min(self.returns(now)) };
         let core = self.core.deadline().map(|at| Duration::from_millis(at).saturating_sub(now));
         // Time goes on only while somebody waits.
         self.turns.rest(now, core.unwrap_or(Duration::MAX)).min(upkeep).max(AT_ONCE)
@@ -375,18 +385,55 @@ impl Serving<'_> {
         Ok(())
     }
 
+    /// How long there is nothing to do for the members that take part, if nobody says that there is.
+    fn next(&self, now: Duration) -> Duration {
+        let (is_followed, rests, expects) =
+            self.ships.with_ship(|primary| (primary.is_followed(), primary.rests(), primary.expects()));
+        let Upkeep { images, looks_until, scrub: (pause, scrubs_at, ..), .. } = &self.upkeep;
+        let (has_come, gone) = {
+            let body = self.world.body.lock();
+            (body.port.has_come, body.next_gone())
+        };
+        // What has come is something to look at only if something is expected, or nothing was changed for a while: a real primary is woken by
+        // nothing else.
+        let quiet = has_come.then(|| if expects { now } else { images.rests_from() });
+        let scrubs_at = Some(*scrubs_at).filter(|_| !pause.is_zero());
+        let all = [images.deadline(is_followed), quiet, gone, *looks_until, scrubs_at];
+        let due = all.into_iter().flatten().min();
+        due.map_or(rests, |at| rests.min(at.saturating_sub(now)))
+    }
+
+    /// How long there is nothing to do for those that do not.
+    fn returns(&self, now: Duration) -> Duration {
+        let again = self.upkeep.returns_at.map_or(Duration::MAX, |at| at.saturating_sub(now));
+        again.min(self.upkeep.bringing.rests(now))
+    }
+
+    /// Whether there is anything to look at.
+    fn is_to_look(&mut self, now: Duration) -> bool {
+        let (acknowledged, present) =
+            self.ships.with_ship(|primary| (primary.acknowledged(), primary.present()));
+        self.upkeep.images.acknowledged(now, acknowledged);
+        let is_due = self.upkeep.busy || self.upkeep.present != present || self.next(now).is_zero();
+        let mut body = self.world.body.lock();
+        let looks = is_due || body.port.is_asked || body.changed_lives();
+        if looks {
+            (body.port.is_asked, body.port.has_come) = (false, false);
+        }
+        looks
+    }
+
     /// What a primary does for the other members.
     fn turn(&mut self, now: Duration) -> Result<(), LeadError> {
         self.bring_back(now)?;
-        if now.saturating_sub(self.upkeep.looked) < LOOK && !self.upkeep.busy {
+        if !self.is_to_look(now) {
             return Ok(());
         }
-        self.upkeep.looked = now;
         let (is_back, promised) = {
-            let body = self.world.body.lock();
-            let is_back = body.changed_lives(&self.upkeep.lives);
+            let mut body = self.world.body.lock();
+            let is_back = body.changed_lives();
             if is_back {
-                self.upkeep.lives = body.takeover.lives(now);
+                body.know_lives();
             }
             (is_back, body.store.state().promised)
         };
@@ -400,7 +447,9 @@ impl Serving<'_> {
             return Err(LeadError::Deposed);
         }
         self.go_on(now, follow)?;
-        self.scrub(now)
+        self.scrub(now)?;
+        self.upkeep.present = self.ships.with_ship(|primary| primary.present());
+        Ok(())
     }
 
     /// Scrubs some of what it serves and of what the images have, when it is time.
@@ -473,6 +522,10 @@ impl Serving<'_> {
         let (epoch, joining) = self.ships.with_ship(|primary| (primary.epoch(), primary.joining().len()));
         let mut body = self.world.body.lock();
         let lost = lost(&self.ships, &body.names);
+        if body.epoch != epoch || body.lost != lost {
+            // Whoever is lost is connected to again.
+            self.upkeep.returns_at = Some(now);
+        }
         (body.epoch, body.joining, body.lost) = (epoch, joining, lost);
         Ok(())
     }
@@ -481,7 +534,8 @@ impl Serving<'_> {
     fn bring_back(&mut self, now: Duration) -> Result<(), LeadError> {
         let brought = self.upkeep.bringing.takes(now);
         self.take_in(now, brought)?;
-        let Upkeep { bringing, returns, .. } = &mut self.upkeep;
+        let Upkeep { bringing, returns, returns_at, .. } = &mut self.upkeep;
+        *returns_at = None;
         if bringing.round.is_some() {
             return Ok(());
         }
@@ -490,7 +544,7 @@ impl Serving<'_> {
             returns.turn(now, &body.takeover, body.epoch, &body.lost, |at| bringing.is_to(at))
         };
         match turn {
-            Returning::Rest(_) => {}
+            Returning::Rest(at) => *returns_at = at,
             Returning::These(wanted) => bringing.connecting.extend(self.world.begin_connections(&wanted)),
             Returning::All => bringing.begins_all(self.world),
         }
@@ -537,7 +591,7 @@ impl Serving<'_> {
             Ok((primary.epoch(), primary.acknowledged()))
         })?;
         self.upkeep.images.follows(now, true, true);
-        self.upkeep.lives = self.world.body.lock().takeover.lives(now);
+        self.world.body.lock().know_lives();
         if is_opened {
             self.world.does(Command::Opened { epoch: epoch.0, start: epoch.1, again: true });
             self.world.does(Command::Count(|work, by| work.reopened += by, 1));
