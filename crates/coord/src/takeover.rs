@@ -151,8 +151,10 @@ pub enum Obstacle {
     IsNew,
     /// All are new, and not all are there.
     NotAll,
-    /// It has no image: it will be rebuilt.
+    /// It has no image: another one that is there has, and it will be rebuilt.
     NoImage,
+    /// It has no image, and nobody has that is there.
+    NoneHasImage,
     /// Too few are there.
     TooFew {
         /// This one included.
@@ -386,7 +388,8 @@ impl Takeover {
             return Chance::Never(Obstacle::NotAll);
         }
         if !has_image {
-            return Chance::Never(Obstacle::NoImage);
+            let is_there = there.iter().any(|(_, said)| said.has_image);
+            return Chance::Never(if is_there { Obstacle::NoImage } else { Obstacle::NoneHasImage });
         }
         if count < needed {
             return Chance::Never(Obstacle::TooFew { there: count, needed });
@@ -687,7 +690,12 @@ mod tests {
         assert_eq!(says(both, [None, Some(WAITS)]), Some(Obstacle::TooFew { there: 2, needed: 3 }));
         assert_eq!(says(new, [None, Some(WAITS)]), Some(Obstacle::IsNew));
         assert_eq!(says(new, [None, also_new]), Some(Obstacle::NotAll));
-        assert_eq!(says(Own { has_image: false, ..OWN }, [None, Some(WAITS)]), Some(Obstacle::NoImage));
+        let bare = Own { has_image: false, ..OWN };
+        let also_bare = Some(Statement { has_image: false, ..WAITS });
+        assert_eq!(says(bare, [also_bare, Some(WAITS)]), Some(Obstacle::NoImage));
+        for others in [[also_bare, also_bare], [None, also_bare], [None, None]] {
+            assert_eq!(says(bare, others), Some(Obstacle::NoneHasImage), "who made it anew?");
+        }
         assert_eq!(says(OWN, [Some(SERVES), None]), None, "somebody serves");
         assert!(Member::new(new, [also_new, also_new]).tries(120), "a new store is made by all of them");
     }
