@@ -151,8 +151,10 @@ pub enum Obstacle {
     IsNew,
     /// All are new, and not all are there.
     NotAll,
-    /// It has no image: it will be rebuilt.
+    /// It has no image: another one that is there has, and it will be rebuilt.
     NoImage,
+    /// It has no image, and nobody has that is there.
+    NoneHasImage,
     /// Too few are there.
     TooFew {
         /// This one included.
@@ -366,7 +368,7 @@ impl Takeover {
 
     /// Whether this member may try, when nobody has served since then.
     fn chance(&self, since: Duration, now: Duration) -> Chance {
-        let Own { is_new, has_image, acks, stalled, failed, .. } = self.own;
+        let Own { is_new, has_image, stalled, failed, .. } = self.own;
         if failed {
             return Chance::Never(Obstacle::Failed);
         }
@@ -375,7 +377,7 @@ impl Takeover {
         let there: Vec<(usize, &Statement)> =
             others.filter_map(|at| Some((at, self.recent(at, now)?))).collect();
         let count = there.len() + 1;
-        let needed = acks.max(members - acks + 1);
+        let needed = self.needed();
         if there.iter().any(|(at, _)| self.watch.is_old(*at)) {
             return Chance::Later;
         }
@@ -386,7 +388,8 @@ impl Takeover {
             return Chance::Never(Obstacle::NotAll);
         }
         if !has_image {
-            return Chance::Never(Obstacle::NoImage);
+            let is_there = there.iter().any(|(_, said)| said.has_image);
+            return Chance::Never(if is_there { Obstacle::NoImage } else { Obstacle::NoneHasImage });
         }
         if count < needed {
             return Chance::Never(Obstacle::TooFew { there: count, needed });
@@ -412,6 +415,28 @@ impl Takeover {
         let before = there.iter().filter(|(at, said)| *at < self.who && is_fit(said)).count() as u32;
         let turn = since + self.notice / 2 * before;
         if now < turn { Chance::At(turn) } else { Chance::Now }
+    }
+
+    /// As many must be there for one to take over, and must agree.
+    fn needed(&self) -> usize {
+        let (members, acks) = (self.members(), self.own.acks);
+        acks.max(members + 1 - acks)
+    }
+
+    /// With so many members whoever takes over goes on: a new store takes all of them.
+    #[must_use]
+    pub fn enough(&self) -> usize {
+        if self.own.is_new { self.members() } else { self.needed() }
+    }
+
+    /// Whether this member, a primary, can open the log again with itself and those members, as far as it knows: enough have a say, and
+    /// enough are there to acknowledge.
+    #[must_use]
+    pub fn can_open(&self, with: impl Fn(usize) -> bool) -> bool {
+        let (members, acks) = (self.members(), self.own.acks);
+        let there = (0..members).filter(|at| *at != self.who && with(*at));
+        let has_say = |at: &usize| self.said[*at].is_some_and(|said| said.belongs);
+        there.clone().count() + 1 >= acks && there.filter(has_say).count() + 1 + acks > members
     }
 
     fn next(&self, now: Duration) -> Option<Duration> {
@@ -665,7 +690,12 @@ mod tests {
         assert_eq!(says(both, [None, Some(WAITS)]), Some(Obstacle::TooFew { there: 2, needed: 3 }));
         assert_eq!(says(new, [None, Some(WAITS)]), Some(Obstacle::IsNew));
         assert_eq!(says(new, [None, also_new]), Some(Obstacle::NotAll));
-        assert_eq!(says(Own { has_image: false, ..OWN }, [None, Some(WAITS)]), Some(Obstacle::NoImage));
+        let bare = Own { has_image: false, ..OWN };
+        let also_bare = Some(Statement { has_image: false, ..WAITS });
+        assert_eq!(says(bare, [also_bare, Some(WAITS)]), Some(Obstacle::NoImage));
+        for others in [[also_bare, also_bare], [None, also_bare], [None, None]] {
+            assert_eq!(says(bare, others), Some(Obstacle::NoneHasImage), "who made it anew?");
+        }
         assert_eq!(says(OWN, [Some(SERVES), None]), None, "somebody serves");
         assert!(Member::new(new, [also_new, also_new]).tries(120), "a new store is made by all of them");
     }

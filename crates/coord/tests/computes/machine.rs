@@ -677,6 +677,41 @@ fn a_server_without_its_disk_and_nobody_who_could_confirm_are_too_few() {
     assert_eq!(world.append(b"and this"), Ok(1));
 }
 
+/// One acknowledgement of two: the other one has what is acknowledged alone, until it is copied.
+#[test]
+fn a_server_that_lacks_what_nobody_there_has_is_not_enough() {
+    let mut world = World::new([64; 3]);
+    world.servers = vec![server(1, 64), server(2, 64)];
+    let two = |writer| Machine::new((0..2).map(|n| format!("s{n}")), options(writer).acks(Some(1)));
+    world.open(two(1), &[0, 1]);
+    assert!(world.machine.is_open());
+    world.lose(1);
+    assert_eq!(world.append(b"only one has this"), Ok(0));
+    // Whoever opens the log next finds it in one log, and has nothing of it itself.
+    world.machine = two(2);
+    world.servers.iter_mut().for_each(|server| server.silent = true);
+    world.connect_all();
+    while !world.machine.is_open() {
+        let next = (0..2).find(|n| !world.servers[*n].waiting.is_empty());
+        world.step(next.expect("it is asked for more until the log is open"));
+    }
+    assert!(world.machine.takes_part(0) && !world.machine.takes_part(1));
+    assert!(world.machine.enough().is_ok(), "who has it is there");
+    world.lose(0);
+    while !world.servers[1].waiting.is_empty() {
+        world.step(1);
+    }
+    assert!(!world.machine.takes_part(1), "it lacks what was acknowledged");
+    let too_few = world.machine.enough();
+    assert!(matches!(too_few, Err(GroupError::TooFew { reached: 0, needed: 1, .. })), "{too_few:?}");
+    world.servers.iter_mut().for_each(|server| server.silent = false);
+    world.machine.connected(world.now, 0);
+    assert!(world.machine.enough().is_ok(), "it may have it still");
+    world.run();
+    assert!(world.machine.takes_part(1) && world.machine.enough().is_ok());
+    assert_eq!(world.append(b"both have this"), Ok(1));
+}
+
 /// What was read before the cut and what comes after it are not one log.
 #[test]
 fn a_reader_notices_that_what_it_has_read_was_cut_off() {

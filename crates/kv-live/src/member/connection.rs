@@ -105,6 +105,10 @@ impl Own {
         }
     }
 
+    fn has_come(&self) -> bool {
+        !self.came.is_empty() || !self.under_way.is_empty() || self.told.is_some()
+    }
+
     fn poll(&mut self, node: &Node) -> Result<Option<Event>, ConnectionLost> {
         if let Some(event) = self.came.pop_front() {
             return Ok(Some(Event::Log(event)));
@@ -187,12 +191,7 @@ impl Member for MemberConnection {
     fn begin(&mut self, action: Action) -> Result<(), ConnectionLost> {
         match &mut self.to {
             To::Own(own) => {
-                let is_order = matches!(action, Action::Order { .. });
                 own.begin(&self.node, action);
-                if is_order {
-                    // Nothing else comes of it that would end a wait.
-                    self.waiter.reactor().waker().wake();
-                }
                 Ok(())
             }
             To::Other(other) => other.begin(&self.node, action),
@@ -204,6 +203,10 @@ impl Member for MemberConnection {
             To::Own(own) => own.poll(&self.node),
             To::Other(other) => other.poll(&self.node),
         }
+    }
+
+    fn has_come(&self) -> bool {
+        matches!(&self.to, To::Own(own) if own.has_come())
     }
 
     fn wait(&mut self, limit: Duration) {

@@ -310,9 +310,21 @@ pub(super) fn explain(node: &Node, obstacle: Obstacle) -> String {
             format!("a new store needs all of its {members} members to be made; missing: {}", missing())
         }
         Obstacle::NoImage => {
-            "the image of this member is incomplete: it is rebuilt by a member whose image is whole; start those that have one, and if none \
-             has, `rem kv salvage` reads what is left of the images"
-                .into()
+            "the image of this member is incomplete: it is rebuilt by the member that takes over".into()
+        }
+        Obstacle::NoneHasImage => {
+            let image = node.image.path().map_or_else(|| "IMAGE".into(), |path| path.display().to_string());
+            let salvage = format!("`rem kv salvage {image} -o DUMP` reads what is left of this member's");
+            match missing() {
+                none if none.is_empty() => {
+                    format!(
+                        "the images of all {members} members are damaged or incomplete, and nobody can make them anew: stop this member, and {salvage}"
+                    )
+                }
+                missing => format!(
+                    "no member that is there has a whole image: start the others, of which one may have it: {missing}; if none has, {salvage}"
+                ),
+            }
         }
         Obstacle::TooFew { there, needed } => format!(
             "{there} of {members} members are there, and {needed} are needed; start the others: {}",
@@ -450,7 +462,41 @@ fn serve(
 mod tests {
     use std::cell::Cell;
 
+    use remanence_verbs::{Context, Options};
+
     use super::*;
+    use crate::Member;
+
+    #[test]
+    fn where_nobody_has_a_whole_image_it_is_said_who_may_have_one_or_what_is_left_to_do() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let [a, b, c, d] = std::process::id().to_be_bytes();
+        let ip = std::net::Ipv4Addr::new(127, (a ^ b) | 16, c, d.clamp(1, 254));
+        let context = Context::open(Options::udp(ip.into())).expect("a device");
+        let names = [7471, 7472, 7473].map(|port| std::net::SocketAddr::new(ip.into(), port));
+        let names = names.map(|addr| (addr.to_string(), addr)).to_vec();
+        // Nobody is taken for dead, however busy the machine is.
+        let options = MemberOptions::directory(directory.path(), names).size(2 << 20);
+        let member =
+            Member::bind(&context, 7471, options.notice(Duration::from_secs(3600))).expect("a member");
+        let node = member.node();
+        let hears = |who: u16| {
+            let log = Uuid([who as u8; 16]);
+            node.heard(Some(who.into()), MemberStats { who, log, complete: false, ..node.said() });
+        };
+        hears(1);
+        let said = explain(node, Obstacle::NoneHasImage);
+        assert!(said.contains("start the others") && said.contains(&node.names[2]), "{said}");
+        assert!(!said.contains(&node.names[1]), "that one is there: {said}");
+        hears(2);
+        let said = explain(node, Obstacle::NoneHasImage);
+        let image = directory.path().join("image");
+        let salvage = format!("`rem kv salvage {} -o DUMP`", image.display());
+        assert!(
+            said.contains("all 3 members") && said.contains(&salvage) && !said.contains("start"),
+            "{said}"
+        );
+    }
 
     #[test]
     fn members_are_not_asked_for_one_place_again_and_again() {

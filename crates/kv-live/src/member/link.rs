@@ -20,7 +20,7 @@ use super::node::{Connections, Node};
 use super::wire::{MemberStats, VERSION};
 use super::{BEATS, MEMBERS};
 use crate::Error;
-use remanence_kv::replica::{Returning, Returns};
+use remanence_kv::replica::{Returning, Returns, Round};
 
 /// How a member reaches others.
 #[derive(Clone, Debug)]
@@ -164,51 +164,6 @@ pub(super) struct Connecting<'scope, 'env> {
     under_way: BTreeSet<usize>,
 }
 
-/// Connections to all members, for a group that is opened.
-struct Round {
-    made: Vec<Option<Result<MemberConnection, ConnectionLost>>>,
-    /// How many connections are enough, and how long the others are waited for then.
-    enough: usize,
-    grace: Duration,
-    since: Option<Instant>,
-}
-
-impl Round {
-    fn new(node: &Node) -> Self {
-        let (members, own) = (node.names.len(), node.seen());
-        let acks = usize::from(own.log.acks);
-        // A new store takes all of them.
-        let enough = if own.is_new() { members } else { acks.max(members + 1 - acks.min(members)) };
-        Self::of(members, enough, node.notice)
-    }
-
-    fn of(members: usize, enough: usize, grace: Duration) -> Self {
-        Self { made: (0..members).map(|_| None).collect(), enough, grace, since: None }
-    }
-
-    fn take(&mut self, (at, made): Made) {
-        self.made[at] = Some(made);
-        let there = self.made.iter().flatten().filter(|made| made.is_ok()).count();
-        if there >= self.enough {
-            self.since.get_or_insert_with(Instant::now);
-        }
-    }
-
-    /// When the rest is waited for no longer; `None`: until it is known of all what came of them.
-    fn end(&self) -> Option<Instant> {
-        if self.made.iter().all(Option::is_some) {
-            return Some(Instant::now());
-        }
-        self.since.map(|since| since + self.grace)
-    }
-
-    fn connections(self, node: &Node) -> Connections {
-        let late = || Err(ConnectionLost("connecting to it takes its time".into()));
-        let made = self.made.into_iter().map(|made| made.unwrap_or_else(late));
-        node.names.iter().cloned().zip(made).collect()
-    }
-}
-
 impl<'scope, 'env> Connecting<'scope, 'env> {
     pub(super) fn new(
         scope: &'scope Scope<'scope, 'env>,
@@ -236,8 +191,8 @@ impl<'scope, 'env> Connecting<'scope, 'env> {
         });
     }
 
-    fn taken(&mut self, until: Option<Instant>) -> Option<Made> {
-        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+    fn taken(&mut self, until: Option<Duration>) -> Option<Made> {
+        let left = until.map(|until| until.saturating_sub(self.node.now()));
         let made = match left {
             Some(left) => self.from.recv_timeout(left).ok(),
             None => self.from.recv().ok(),
@@ -248,12 +203,16 @@ impl<'scope, 'env> Connecting<'scope, 'env> {
 
     /// Connections to all members; those that take longer than enough others are made all the same, for [later](Self::bring_back).
     pub(super) fn all_members(&mut self) -> Connections {
-        let mut round = Round::new(self.node);
-        (0..self.node.names.len()).for_each(|at| self.begin(at));
-        while let Some(made) = self.taken(round.end()) {
-            round.take(made);
+        let mut round = self.begin_all();
+        while let Some((at, made)) = self.taken(round.end()) {
+            round.take(self.node.now(), at, made);
         }
-        round.connections(self.node)
+        round.connections(&self.node.names)
+    }
+
+    fn begin_all(&mut self) -> Round<MemberConnection> {
+        (0..self.node.names.len()).for_each(|at| self.begin(at));
+        Round::new(&self.node.lock().takeover, self.node.notice)
     }
 
     /// While a primary does without members that are there again: connects to them, for its serving thread to take over.
@@ -264,15 +223,15 @@ impl<'scope, 'env> Connecting<'scope, 'env> {
             Returns::new(node.now(), node.notice, &state.takeover)
         };
         let (mut known, mut until) = (0, None);
-        let mut round: Option<Round> = None;
+        let mut round: Option<Round<MemberConnection>> = None;
         loop {
             known = node.wait_for_returns(known, until);
             if self.over.load(Ordering::Acquire) {
                 return;
             }
-            while let Some((at, made)) = self.taken(Some(Instant::now())) {
+            while let Some((at, made)) = self.taken(Some(Duration::ZERO)) {
                 match (&mut round, made) {
-                    (Some(round), made) => round.take((at, made)),
+                    (Some(round), made) => round.take(node.now(), at, made),
                     (None, Ok(connection)) => {
                         node.lock().back.some.push((node.names[at].clone(), connection));
                         node.wake_primary();
@@ -280,9 +239,9 @@ impl<'scope, 'env> Connecting<'scope, 'env> {
                     (None, Err(_)) => {}
                 }
             }
-            let now = Instant::now();
+            let now = node.now();
             if let Some(all) = round.take_if(|round| round.end().is_some_and(|end| end <= now)) {
-                self.open_anew(all.connections(node));
+                self.open_anew(all);
             }
             if let Some(round) = &round {
                 until = round.end();
@@ -301,66 +260,26 @@ impl<'scope, 'env> Connecting<'scope, 'env> {
             };
             until = None;
             match turn {
-                Returning::Rest(at) => until = at.map(|at| now + at.saturating_sub(node.now())),
+                Returning::Rest(at) => until = at,
                 Returning::These(wanted) => wanted.into_iter().for_each(|at| self.begin(at)),
                 Returning::All => {
-                    round = Some(Round::new(node));
-                    (0..node.names.len()).for_each(|at| self.begin(at));
+                    let begun = self.begin_all();
+                    round = Some(begun);
                 }
             }
         }
     }
 
     /// Gives the primary connections to all members, if that is still what it needs.
-    fn open_anew(&self, connections: Connections) {
+    fn open_anew(&self, round: Round<MemberConnection>) {
         let node = self.node;
         let mut state = node.lock();
         // Connecting takes its time: somebody may have become the primary meanwhile.
         let still = state.takeover.has_promised_away(state.epoch, node.now());
-        if still && connections.iter().any(|(name, made)| made.is_ok() && name != node.own_name()) {
-            state.back.all = Some(connections);
+        if still && round.is_worth_it(&state.takeover) {
+            state.back.all = Some(round.connections(&node.names));
             drop(state);
             node.wake_primary();
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use remanence_verbs::Options;
-
-    use super::*;
-    use crate::{Member, MemberOptions};
-
-    #[test]
-    fn who_is_connected_to_late_is_waited_for_only_until_enough_are_there() {
-        let directory = tempfile::tempdir().expect("a directory");
-        let [a, b, c, d] = std::process::id().to_be_bytes();
-        let ip = std::net::Ipv4Addr::new(127, (a ^ b) | 8, c, d.clamp(1, 254));
-        let context = Context::open(Options::udp(ip.into())).expect("a device");
-        let names = [7471, 7472, 7473].map(|port| SocketAddr::new(ip.into(), port));
-        let names = names.map(|addr| (addr.to_string(), addr)).to_vec();
-        let options = MemberOptions::directory(directory.path(), names).size(2 << 20);
-        let member = Member::bind(&context, 7471, options).expect("a member");
-        let (node, reactor) = (member.node(), Reactor::new(&context).expect("room"));
-        let made = || Ok(MemberConnection::own(Arc::clone(node), reactor.waiter()));
-        let lost = || Err(ConnectionLost("it is away".into()));
-        let grace = Duration::from_secs(3600);
-        // What came of all is known.
-        let mut round = Round::of(3, 2, grace);
-        for (at, made) in [(0, made()), (2, lost())] {
-            round.take((at, made));
-            assert_eq!(round.end(), None, "one of two that are needed is there");
-        }
-        round.take((1, lost()));
-        assert!(round.end().is_some_and(|end| end <= Instant::now()), "there is nothing more to wait for");
-        // One is late.
-        let mut round = Round::of(3, 2, grace);
-        round.take((0, made()));
-        assert_eq!(round.end(), None);
-        round.take((2, made()));
-        assert!(round.end().is_some_and(|end| end <= Instant::now() + grace));
-        let late: Vec<bool> = round.connections(node).into_iter().map(|(_, made)| made.is_err()).collect();
-        assert_eq!(late, [false, true, false]);
     }
 }

@@ -325,10 +325,10 @@ impl Node {
     }
 
     /// Waits until there is something for the thread that connects to members, beyond this, or until then. Returns what there is.
-    pub(super) fn wait_for_returns(&self, known: u64, until: Option<Instant>) -> u64 {
+    pub(super) fn wait_for_returns(&self, known: u64, until: Option<Duration>) -> u64 {
         let mut state = self.lock();
         loop {
-            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            let left = until.map(|until| until.saturating_sub(self.now()));
             if state.returns != known || left.is_some_and(|left| left.is_zero()) {
                 return state.returns;
             }

@@ -34,6 +34,12 @@ pub trait Member {
     /// The member is gone: of what was under way nothing is known.
     fn poll(&mut self) -> Result<Option<Event>, ConnectionLost>;
 
+    /// Whether [`poll`](Self::poll) has something for which no [`wait`](Self::wait) ends, as it came with what was begun: what a member does for
+    /// itself.
+    fn has_come(&self) -> bool {
+        false
+    }
+
     /// Waits until something may have come since it waited last, here or on any other connection of the same primary, for no longer than
     /// this; or not at all.
     fn wait(&mut self, limit: Duration) {
@@ -206,6 +212,9 @@ impl<C: Member> Driver<C> {
     /// How long nothing is due, if nothing comes. What is due is done when this is [polled](Self::poll).
     #[must_use]
     pub fn rests(&self) -> Duration {
+        if self.connections.iter().flatten().any(Member::has_come) {
+            return Duration::ZERO;
+        }
         self.primary.deadline().map_or(Duration::MAX, |deadline| deadline.saturating_sub(C::now()))
     }
 

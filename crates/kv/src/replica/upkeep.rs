@@ -1,11 +1,14 @@
 //! What a primary does for the other members between requests, as far as that is to be decided: when it asks their images to follow, and to
-//! which members that it does without it connects again, and when. Pure: it is told the time and what was heard; whoever drives a
-//! [`Primary`](super::Primary) carries it out, over real connections or over simulated ones.
+//! which members that it does without it connects again, when, and how long it waits for that. Pure: it is told the time and what was heard;
+//! whoever drives a [`Primary`](super::Primary) carries it out, over real connections or over simulated ones.
 
 use std::time::Duration;
 
 use remanence_coord::log::Epoch;
+use remanence_coord::log::group::ConnectionLost;
 use remanence_coord::takeover::Takeover;
+
+use super::driver::Connections;
 
 /// An image that does not follow is asked to again after this. All follow when nothing was changed for as long.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -130,6 +133,58 @@ impl Returns {
     }
 }
 
+/// Connections that are made to all members at one time, for a log that is opened, or opened again. It is over when it is known of all what
+/// came of them, or when enough are there and the others were given their time.
+#[derive(Debug)]
+pub struct Round<C> {
+    made: Vec<Option<Result<C, ConnectionLost>>>,
+    /// How many connections are enough, and how long the others are waited for then.
+    enough: usize,
+    grace: Duration,
+    end: Option<Duration>,
+}
+
+impl<C> Round<C> {
+    /// Of whoever takes over, or opens the log again, and may be silent for so long.
+    #[must_use]
+    pub fn new(takeover: &Takeover, notice: Duration) -> Self {
+        let made = (0..takeover.members()).map(|_| None).collect();
+        Self { made, enough: takeover.enough(), grace: notice, end: None }
+    }
+
+    /// That came of connecting to a member.
+    pub fn take(&mut self, now: Duration, at: usize, made: Result<C, ConnectionLost>) {
+        self.made[at] = Some(made);
+        let there = self.made.iter().flatten().filter(|made| made.is_ok()).count();
+        if self.made.iter().all(Option::is_some) {
+            self.end = Some(now);
+        } else if there >= self.enough {
+            self.end.get_or_insert(now + self.grace);
+        }
+    }
+
+    /// When it is over, should nothing more come of any; `None`: not before more has come.
+    #[must_use]
+    pub const fn end(&self) -> Option<Duration> {
+        self.end
+    }
+
+    /// Whether the log can be [opened again](Takeover::can_open) by whoever leads, with those that there is a connection to. If it cannot, to
+    /// begin with that would end a primary that is needed.
+    #[must_use]
+    pub fn is_worth_it(&self, takeover: &Takeover) -> bool {
+        takeover.can_open(|at| matches!(self.made[at], Some(Ok(_))))
+    }
+
+    /// What came of all of them, by these names.
+    #[must_use]
+    pub fn connections(self, names: &[String]) -> Connections<C> {
+        let late = || Err(ConnectionLost("connecting to it takes its time".into()));
+        let made = self.made.into_iter().map(|made| made.unwrap_or_else(late));
+        names.iter().cloned().zip(made).collect()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use remanence_coord::takeover::{Input, Own, Role, Statement};
@@ -228,5 +283,47 @@ mod tests {
         };
         assert_eq!(turn(Role::Waiting, &[2]), Returning::All);
         assert_eq!(turn(Role::Primary, &[1, 2]), Returning::Rest(None), "there is a later primary");
+    }
+
+    #[test]
+    fn who_is_connected_to_late_is_waited_for_only_until_enough_are_there() {
+        let grace = ms(200);
+        let round = || Round::new(&members(ms(0), [None, None]), grace);
+        let lost = || Err(ConnectionLost("it is away".into()));
+        // What came of all is known: it is over by then, whoever looks, and whenever.
+        let mut all = round();
+        for (n, at) in [0, 2, 1].into_iter().enumerate() {
+            assert_eq!(all.end(), None, "one of two that are needed is there");
+            all.take(ms(n as u64), at, if at == 0 { Ok(()) } else { lost() });
+        }
+        assert_eq!(all.end(), Some(ms(2)), "there is nothing more to wait for");
+        // One is late.
+        let mut round = round();
+        round.take(ms(1), 0, Ok(()));
+        assert_eq!(round.end(), None);
+        round.take(ms(2), 2, Ok(()));
+        assert_eq!(round.end(), Some(ms(2) + grace));
+        let names = ["a", "b", "c"].map(String::from);
+        let late: Vec<bool> = round.connections(&names).into_iter().map(|(_, made)| made.is_err()).collect();
+        assert_eq!(late, [false, true, false]);
+    }
+
+    #[test]
+    fn the_log_is_not_opened_again_without_those_whose_promises_are_needed() {
+        let said = |belongs| says(Role::Waiting, EPOCH, 7).map(|said| Statement { belongs, ..said });
+        for (second, is_worth_it) in [(true, true), (false, false)] {
+            let takeover = members(ms(0), [said(second), said(true)]);
+            let mut round = Round::new(&takeover, ms(200));
+            round.take(ms(1), 0, Ok(()));
+            assert!(!round.is_worth_it(&takeover), "nobody but itself");
+            round.take(ms(1), 1, Ok(()));
+            assert_eq!(
+                round.is_worth_it(&takeover),
+                is_worth_it,
+                "one that has never adopted anything has no say"
+            );
+            round.take(ms(1), 2, Ok(()));
+            assert!(round.is_worth_it(&takeover));
+        }
     }
 }

@@ -474,3 +474,28 @@ fn who_sleeps_before_its_turn_listens_first() {
         }
     }
 }
+
+/// Found by kills of real members: one of them waited for half a minute beside a primary that was healthy, or for ever, where nobody wrote.
+#[test]
+fn members_that_are_killed_while_a_store_is_made_are_all_taken_in_though_nobody_writes() {
+    for seed in remanence_effort::seeds(300) {
+        let mut choices = Seeded::new(seed);
+        let mut plan = members(seed, 3);
+        (plan.clients, plan.readers, plan.operations, plan.pause) = (1, 0, 1, MS);
+        plan.speeds.jitter = JITTER;
+        let mut at = 1;
+        for _ in 0..1 + choices.pick(8) {
+            let within = [100, 300, 1000][choices.pick(3)];
+            at += choices.pick(within) as u64;
+            let which = 1 + choices.pick(7);
+            for node in (0..3).filter(|node| which & 1 << node != 0) {
+                // They are started again at once, or when another one has taken over.
+                let within = [30, 300, 1500][choices.pick(3)];
+                plan.faults.push(fault(node, at, 1 + choices.pick(within) as u64, Kind::Kill));
+            }
+        }
+        // Nobody writes for longer than a member may take no part.
+        plan.heals = (at + 20_000) * MS;
+        passes(&run_plan(seed, &plan, 0));
+    }
+}

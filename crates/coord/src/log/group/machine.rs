@@ -436,8 +436,35 @@ impl Machine {
         if up < self.acks() { Err(self.too_few(up, self.acks())) } else { Ok(()) }
     }
 
-    /// Whether a server waits for confirmations of so many others that those which are there are too few.
+    /// Whether nothing that is there will have a server acknowledge: nobody has what it lacks, or too few can confirm its promise.
     fn waits_in_vain(&self, n: usize) -> bool {
+        self.lacks_in_vain(n) || self.is_confirmed_by_too_few(n)
+    }
+
+    /// Whether a server lacks a record that it cannot be sent, and nobody who is there has it, or may have it yet.
+    fn lacks_in_vain(&self, n: usize) -> bool {
+        let server = &self.servers[n];
+        let Some(writer) = server.writer.as_ref().filter(|_| server.step == Step::Feeding) else {
+            return false;
+        };
+        let lacks = writer.next();
+        let is_moving =
+            |server: &Server| !server.in_flight.is_empty() || server.copy.is_some() || server.call.is_some();
+        let may_have = |m: usize| {
+            let other = &self.servers[m];
+            // One that has given it up shows that it need not be had any more.
+            other.is_up()
+                && (other.step != Step::Feeding
+                    || other.has() > lacks
+                    || other.first() > lacks
+                    || is_moving(other))
+        };
+        let is_short = !server.adopted && lacks < server.goal && lacks < self.recent.first;
+        is_short && !is_moving(server) && !(0..self.servers.len()).any(|m| m != n && may_have(m))
+    }
+
+    /// Whether a server waits for confirmations of so many others that those which are there are too few.
+    fn is_confirmed_by_too_few(&self, n: usize) -> bool {
         let could = |m: &usize| {
             let other = &self.servers[*m];
             *m != n && other.is_up() && other.status.as_ref().is_none_or(has_say)

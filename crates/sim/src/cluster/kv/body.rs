@@ -110,6 +110,9 @@ pub(super) struct Port {
     pub(super) memory: Option<Disk>,
     /// Something has come.
     pub(super) is_stirred: bool,
+    /// Something has come on a connection to a member since it was looked for, or something else has happened that a primary looks at.
+    pub(super) has_come: bool,
+    pub(super) is_asked: bool,
     /// When the code goes on, should nothing come.
     pub(super) wakes: Duration,
 }
@@ -141,6 +144,8 @@ pub(super) struct Body {
     pub(super) epoch: Epoch,
     pub(super) lost: Vec<usize>,
     pub(super) joining: usize,
+    /// As a primary: the processes that it was connected to when it looked last; 0 for those that are gone.
+    pub(super) lives: Vec<u64>,
     pub(super) serves: bool,
     /// Connections on which others ask something of its log, and those that are to be cut.
     pub(super) sessions: BTreeSet<u64>,
@@ -232,6 +237,7 @@ impl Body {
             epoch: Epoch::NONE,
             lost: Vec::new(),
             joining: 0,
+            lives: Vec::new(),
             serves: false,
             sessions: BTreeSet::new(),
             cuts: Vec::new(),
@@ -256,9 +262,41 @@ impl Body {
     pub(super) fn sees(&mut self) {
         let own = own(&self.store, &self.keeper, self.acks, self.stalled);
         if own != self.own {
-            self.own = own;
+            let is_promised = std::mem::replace(&mut self.own, own).promised != own.promised;
             self.happens(Input::Own(own));
+            if is_promised {
+                self.asks_primary();
+            }
         }
+    }
+
+    /// There is something for a primary to look at that nobody has asked it for.
+    fn asks_primary(&mut self) {
+        (self.port.is_asked, self.port.is_stirred) = (true, true);
+    }
+
+    /// Something was heard of a member, or nothing was: a primary looks.
+    fn look_for_primary(&mut self, at: usize) {
+        let Self { takeover, lives, epoch, lost, now, .. } = self;
+        let is_here = self.serves && !lives.is_empty();
+        if is_here
+            && (takeover.has_changed(lives, at, *now)
+                || takeover.wants_back(at, *epoch, lost.contains(&at), *now))
+        {
+            self.asks_primary();
+        }
+    }
+
+    /// A member cannot be reached.
+    pub(super) fn missed(&mut self, at: usize) {
+        self.happens(Input::Missed { at });
+        self.look_for_primary(at);
+    }
+
+    /// When the first of the members that a primary is connected to has been silent for too long.
+    pub(super) fn next_gone(&self) -> Option<Duration> {
+        let others = (0..self.lives.len()).filter(|at| *at != self.who && self.lives[*at] != 0);
+        others.filter_map(|at| self.takeover.gives_up(at, self.now)).min()
     }
 
     /// What it says of itself.
@@ -280,6 +318,7 @@ impl Body {
     pub(super) fn heard(&mut self, at: usize, said: Said) {
         self.said[at] = Some(said);
         self.happens(Input::Heard { at, said: said.statement });
+        self.look_for_primary(at);
         let promised = self.own.promised;
         let is_other = |epoch: Epoch| epoch != promised && epoch.counter() <= promised.counter();
         if let Some(leader) =
@@ -296,9 +335,14 @@ impl Body {
         self.takeover.gone(at, life, self.now)
     }
 
-    /// Other members that are gone, or are there again, since these lives.
-    pub(super) fn changed_lives(&self, lives: &[u64]) -> bool {
-        (0..lives.len()).any(|at| self.takeover.has_changed(lives, at, self.now))
+    /// Whether other members are gone, or are there again, since a primary looked.
+    pub(super) fn changed_lives(&self) -> bool {
+        (0..self.lives.len()).any(|at| self.takeover.has_changed(&self.lives, at, self.now))
+    }
+
+    /// A primary has seen which members are there now.
+    pub(super) fn know_lives(&mut self) {
+        self.lives = self.takeover.lives(self.now);
     }
 
     /// Does what a session asks of the log.

@@ -55,7 +55,7 @@ impl World {
 
     /// Waits until something comes, for so long at most.
     pub(super) fn wait(&self, limit: Duration) {
-        self.body.lock().port.wakes = Self::now() + limit;
+        self.body.lock().port.wakes = Self::now().saturating_add(limit);
         self.baton.wait();
         self.goes_on();
     }
@@ -87,10 +87,10 @@ impl World {
             let name = body.names[at].clone();
             if at == body.who {
                 let to = To::Own(Own::default());
-                return Connecting { name, connection: Ok(Connection { world: self.clone(), to }) };
+                return Connecting { at, name, connection: Ok(Connection { world: self.clone(), to }) };
             }
             let Some(said) = body.takeover.recent(at, now).copied() else {
-                return Connecting { name, connection: Err(ConnectionLost("it is silent".into())) };
+                return Connecting { at, name, connection: Err(ConnectionLost("it is silent".into())) };
             };
             let Body { port, .. } = &mut *body;
             port.next += 1;
@@ -98,7 +98,7 @@ impl World {
             port.links.insert(number, (Link::Connecting, VecDeque::new()));
             port.commands.push_back(Command::Connect { number, member: at });
             let other = Other { who: at, life: said.life, number, under_way: 0, orders: 0 };
-            Connecting { name, connection: Ok(Connection { world: self.clone(), to: To::Other(other) }) }
+            Connecting { at, name, connection: Ok(Connection { world: self.clone(), to: To::Other(other) }) }
         };
         members.iter().map(one).collect()
     }
@@ -107,6 +107,7 @@ impl World {
 /// A connection that is being made.
 #[derive(Debug)]
 pub(super) struct Connecting {
+    at: usize,
     name: String,
     connection: Result<Connection, ConnectionLost>,
 }
@@ -133,13 +134,13 @@ impl Connecting {
         true
     }
 
-    /// It is there, and is not to this member itself.
-    pub(super) fn is_to_another(&self) -> bool {
-        self.connection.as_ref().is_ok_and(|connection| matches!(connection.to, To::Other(_)))
+    pub(super) const fn at(&self) -> usize {
+        self.at
     }
 
-    pub(super) fn made(self) -> (String, Result<Connection, ConnectionLost>) {
-        (self.name, self.connection)
+    /// To whom, by number and by name, and what came of it.
+    pub(super) fn made(self) -> (usize, String, Result<Connection, ConnectionLost>) {
+        (self.at, self.name, self.connection)
     }
 }
 
@@ -206,6 +207,10 @@ impl Own {
             Action::Log(LogAction::Disconnect { .. }) => {}
             Action::Order { epoch, order, .. } => self.told = Some(body.obey(epoch, &order)),
         }
+    }
+
+    fn has_come(&self) -> bool {
+        !self.came.is_empty() || !self.under_way.is_empty() || self.told.is_some()
     }
 
     fn poll(&mut self, world: &World) -> Result<Option<Event>, ConnectionLost> {
@@ -300,6 +305,10 @@ impl Member for Connection {
             None => self.world.looks_in_vain(),
         }
         Ok(came)
+    }
+
+    fn has_come(&self) -> bool {
+        matches!(&self.to, To::Own(own) if own.has_come())
     }
 
     fn wait(&mut self, limit: Duration) {

@@ -12,8 +12,12 @@ use remanence_coord::takeover::Role;
 use super::Node;
 use super::body::Body;
 use super::oracle::Oracle;
-use crate::cluster::Kind;
 use crate::cluster::core::Core;
+use crate::cluster::{Fault, Kind};
+
+/// So long some member may take no part when all faults are over, in nanoseconds: the longest pause between two attempts to connect to it,
+/// and a good deal more; less than a log's patience with one that is silent.
+const APART: u64 = 15_000_000_000;
 
 /// What a member does by which it may disturb others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -122,6 +126,32 @@ fn judge_one(core: &Core<Oracle>, processes: &[Option<Node>], who: usize, deed: 
             name(who),
             name(at)
         ));
+    }
+    Ok(())
+}
+
+/// Judges whether all members take part, so long after all faults are over: whoever is up and can be reached is taken in by the primary
+/// that serves, and not left alone until some patience is over.
+///
+/// # Errors
+/// One does not.
+pub(super) fn take_part(core: &mut Core<Oracle>, processes: &[Option<Node>]) -> Result<(), String> {
+    let (members, now) = (usize::from(core.oracle.plan.servers), core.now());
+    let healed = core.faults.iter().map(Fault::ends).max().unwrap_or(0);
+    let one = |at: usize| {
+        processes[at].as_ref().and_then(Node::member).is_some_and(super::member::Member::takes_part)
+    };
+    let apart = (0..members).find(|at| !one(*at));
+    let since = core.oracle.together.max(healed);
+    match apart {
+        None => core.oracle.together = now,
+        Some(at) if now > since + APART => {
+            let (name, apart) = (&core.nodes[at].name, Duration::from_nanos(now - since).as_secs_f32());
+            return Err(format!(
+                "{name} takes no part, or does without another one, for {apart} s in which nothing was wrong"
+            ));
+        }
+        Some(_) => {}
     }
     Ok(())
 }

@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use remanence_coord::log::format::superblock::Uuid;
+use remanence_coord::log::group::ConnectionLost;
 use remanence_coord::takeover::Input;
 use remanence_kv::format::superblock::FORMAT as STORE_FORMAT;
 use remanence_kv::format::{Superblock, SuperblockError};
 use remanence_kv::proto::Refusal;
 use remanence_kv::replica::check::{Check, Images, Scrub, put_right};
 use remanence_kv::replica::primary::Options as GroupOptions;
-use remanence_kv::replica::{Driver, LeadError, Mirror, Returning, Returns, Sizes, upkeep};
+use remanence_kv::replica::{Driver, LeadError, Mirror, Returning, Returns, Round, Sizes, upkeep};
 use remanence_kv::server::{ClientId, Event, Finding, Server, Turns, Where, format};
 use remanence_kv::{Geometry, Options, Reply, Request};
 use remanence_pmem::{Medium as _, PersistenceDomain};
@@ -32,8 +33,8 @@ const TRIM_AFTER: u64 = 9000;
 const BUDGET: usize = 64;
 /// The shortest time that it rests.
 const AT_ONCE: Duration = Duration::from_micros(100);
-/// How often a primary looks whom it has lost.
-const LOOK: Duration = Duration::from_millis(50);
+/// How often whoever connects to a member looks whether that is there still.
+const CONNECTING: Duration = Duration::from_millis(20);
 
 type Ships = Mirror<Disk, Driver<Connection>>;
 
@@ -59,19 +60,23 @@ pub(super) struct Attempt {
 /// # Errors
 /// It could not, or does not any more. A sentence.
 pub(super) fn lead(world: &World, attempt: Attempt) -> Result<(), String> {
-    let (members, own, notice, acks, is_new) = {
+    let (own, notice, acks, is_new) = {
         let body = world.body.lock();
-        (body.names.len(), body.names[body.who].clone(), body.notice, body.acks, body.is_new())
+        (body.names[body.who].clone(), body.notice, body.acks, body.is_new())
     };
     let options = GroupOptions::new(attempt.writer, attempt.group)
         .acks(is_new.then_some(acks as u16))
         .depth(attempt.depth)
         .grace(notice);
-    let mut connecting = world.begin_connections(&(0..members).collect::<Vec<_>>());
-    while !connecting.iter_mut().all(Connecting::is_over) {
-        world.wait(Duration::from_millis(20));
-    }
-    let connections = connecting.into_iter().map(Connecting::made).collect();
+    let mut bringing = Bringing::default();
+    bringing.begins_all(world);
+    let round = loop {
+        if let Some(round) = bringing.takes(World::now()).round {
+            break round;
+        }
+        world.wait(bringing.rests(World::now()));
+    };
+    let connections = round.connections(&world.body.lock().names);
     World::is_awake();
     let record_max = world.body.lock().store.superblock().geometry.payload_max() as usize;
     let sizes = Sizes { image_len: STORE.size, record_max, trim_after: TRIM_AFTER };
@@ -140,28 +145,26 @@ pub(super) fn lead(world: &World, attempt: Attempt) -> Result<(), String> {
     }
     {
         let mut body = world.body.lock();
+        body.know_lives();
         body.happens(Input::Leads { epoch });
         (body.epoch, body.serves) = (epoch, true);
         body.lost = lost(&ships, &body.names);
     }
     world.does(Command::Count(|work, by| work.led += by, 1));
     let now = World::now();
-    let (lives, returns) = {
-        let body = world.body.lock();
-        (body.takeover.lives(now), Returns::new(now, notice, &body.takeover))
-    };
+    let returns = Returns::new(now, notice, &world.body.lock().takeover);
     let mut serving = Serving {
         world,
         core,
         clients: BTreeMap::new(),
         upkeep: Upkeep {
-            looked: now,
             busy: true,
+            present: (0, 0),
             images: upkeep::Upkeep::new(now),
-            lives,
             trimmed: 0,
-            bringing: None,
+            bringing,
             returns,
+            returns_at: None,
             look: attempt.check,
             looks_until: None,
             check: Check::default(),
@@ -191,22 +194,72 @@ struct Serving<'a> {
     turns: Turns,
 }
 
-/// Connections that are made to members that are there again.
+/// Connections that are made to members: to all of them for a log that is opened, to those that are there again, and to those that were late.
+#[derive(Default)]
 struct Bringing {
-    /// To all of them: some have promised their logs to somebody who did not become the primary.
-    all: bool,
+    round: Option<Round<Connection>>,
     connecting: Vec<Connecting>,
 }
 
+/// What came of them.
+struct Brought {
+    round: Option<Round<Connection>>,
+    /// Those that were not for a round.
+    some: Vec<(String, Connection)>,
+}
+
+impl Bringing {
+    fn begins_all(&mut self, world: &World) {
+        let members = {
+            let body = world.body.lock();
+            self.round = Some(Round::new(&body.takeover, body.notice));
+            body.names.len()
+        };
+        let missing = (0..members).filter(|at| !self.is_to(*at)).collect::<Vec<_>>();
+        self.connecting.extend(world.begin_connections(&missing));
+    }
+
+    fn is_to(&self, at: usize) -> bool {
+        self.connecting.iter().any(|one| one.at() == at)
+    }
+
+    /// Takes what has come by now. The round is over if it is there.
+    fn takes(&mut self, now: Duration) -> Brought {
+        let over = self.connecting.extract_if(.., Connecting::is_over).collect::<Vec<_>>();
+        let mut some = Vec::new();
+        for one in over {
+            let (at, name, made) = one.made();
+            match (&mut self.round, made) {
+                (Some(round), made) => round.take(now, at, made),
+                (None, Ok(connection)) => some.push((name, connection)),
+                (None, Err(_)) => {}
+            }
+        }
+        let round = self.round.take_if(|round| round.end().is_some_and(|end| end <= now));
+        Brought { round, some }
+    }
+
+    /// How long nothing is due. That a member is silent to which it connects is no event.
+    fn rests(&self, now: Duration) -> Duration {
+        let end = self.round.as_ref().and_then(Round::end).map(|end| end.saturating_sub(now));
+        end.into_iter()
+            .chain((!self.connecting.is_empty()).then_some(CONNECTING))
+            .min()
+            .unwrap_or(Duration::MAX)
+    }
+}
+
 struct Upkeep {
-    looked: Duration,
+    /// There is more to do at once.
     busy: bool,
+    /// As it was when the members were looked at: how many there is a connection to, and how many take part.
+    present: (usize, usize),
     images: upkeep::Upkeep,
-    /// The members that it was connected to when it looked last.
-    lives: Vec<u64>,
     trimmed: u64,
-    bringing: Option<Bringing>,
+    bringing: Bringing,
     returns: Returns,
+    /// When it connects again, if nothing is heard before.
+    returns_at: Option<Duration>,
     /// How long it looks at its image before it sends it at least, until when it does, and how far it has come.
     look: Duration,
     looks_until: Option<Duration>,
@@ -244,7 +297,13 @@ impl Serving<'_> {
 
     /// How long there is nothing to do, if nothing comes.
     fn rest(&self, now: Duration) -> Duration {
-        let upkeep = if self.upkeep.busy { AT_ONCE } else { (self.upkeep.looked + LOOK).saturating_sub(now) };
+        // While it did something else, what came has ended that one's waits.
+        let is_asked = {
+            let port = &self.world.body.lock().port;
+            port.is_asked || !port.clients.is_empty()
+        };
+        let upkeep =
+            if self.upkeep.busy || is_asked { AT_ONCE } else { self.next(now).min(self.returns(now)) };
         let core = self.core.deadline().map(|at| Duration::from_millis(at).saturating_sub(now));
         // Time goes on only while somebody waits.
         self.turns.rest(now, core.unwrap_or(Duration::MAX)).min(upkeep).max(AT_ONCE)
@@ -326,18 +385,55 @@ impl Serving<'_> {
         Ok(())
     }
 
+    /// How long there is nothing to do for the members that take part, if nobody says that there is.
+    fn next(&self, now: Duration) -> Duration {
+        let (is_followed, rests, expects) =
+            self.ships.with_ship(|primary| (primary.is_followed(), primary.rests(), primary.expects()));
+        let Upkeep { images, looks_until, scrub: (pause, scrubs_at, ..), .. } = &self.upkeep;
+        let (has_come, gone) = {
+            let body = self.world.body.lock();
+            (body.port.has_come, body.next_gone())
+        };
+        // What has come is something to look at only if something is expected, or nothing was changed for a while: a real primary is woken by
+        // nothing else.
+        let quiet = has_come.then(|| if expects { now } else { images.rests_from() });
+        let scrubs_at = Some(*scrubs_at).filter(|_| !pause.is_zero());
+        let all = [images.deadline(is_followed), quiet, gone, *looks_until, scrubs_at];
+        let due = all.into_iter().flatten().min();
+        due.map_or(rests, |at| rests.min(at.saturating_sub(now)))
+    }
+
+    /// How long there is nothing to do for those that do not.
+    fn returns(&self, now: Duration) -> Duration {
+        let again = self.upkeep.returns_at.map_or(Duration::MAX, |at| at.saturating_sub(now));
+        again.min(self.upkeep.bringing.rests(now))
+    }
+
+    /// Whether there is anything to look at.
+    fn is_to_look(&mut self, now: Duration) -> bool {
+        let (acknowledged, present) =
+            self.ships.with_ship(|primary| (primary.acknowledged(), primary.present()));
+        self.upkeep.images.acknowledged(now, acknowledged);
+        let is_due = self.upkeep.busy || self.upkeep.present != present || self.next(now).is_zero();
+        let mut body = self.world.body.lock();
+        let looks = is_due || body.port.is_asked || body.changed_lives();
+        if looks {
+            (body.port.is_asked, body.port.has_come) = (false, false);
+        }
+        looks
+    }
+
     /// What a primary does for the other members.
     fn turn(&mut self, now: Duration) -> Result<(), LeadError> {
         self.bring_back(now)?;
-        if now.saturating_sub(self.upkeep.looked) < LOOK && !self.upkeep.busy {
+        if !self.is_to_look(now) {
             return Ok(());
         }
-        self.upkeep.looked = now;
         let (is_back, promised) = {
-            let body = self.world.body.lock();
-            let is_back = body.changed_lives(&self.upkeep.lives);
+            let mut body = self.world.body.lock();
+            let is_back = body.changed_lives();
             if is_back {
-                self.upkeep.lives = body.takeover.lives(now);
+                body.know_lives();
             }
             (is_back, body.store.state().promised)
         };
@@ -351,7 +447,9 @@ impl Serving<'_> {
             return Err(LeadError::Deposed);
         }
         self.go_on(now, follow)?;
-        self.scrub(now)
+        self.scrub(now)?;
+        self.upkeep.present = self.ships.with_ship(|primary| primary.present());
+        Ok(())
     }
 
     /// Scrubs some of what it serves and of what the images have, when it is time.
@@ -424,67 +522,77 @@ impl Serving<'_> {
         let (epoch, joining) = self.ships.with_ship(|primary| (primary.epoch(), primary.joining().len()));
         let mut body = self.world.body.lock();
         let lost = lost(&self.ships, &body.names);
+        if body.epoch != epoch || body.lost != lost {
+            // Whoever is lost is connected to again.
+            self.upkeep.returns_at = Some(now);
+        }
         (body.epoch, body.joining, body.lost) = (epoch, joining, lost);
         Ok(())
     }
 
     /// Connects to members that are there again, and takes them in.
     fn bring_back(&mut self, now: Duration) -> Result<(), LeadError> {
-        if let Some(bringing) = &mut self.upkeep.bringing {
-            if !bringing.connecting.iter_mut().all(Connecting::is_over) {
-                return Ok(());
-            }
-            let Some(Bringing { all, connecting }) = self.upkeep.bringing.take() else { return Ok(()) };
-            let reached = connecting.iter().any(Connecting::is_to_another);
-            // Connecting takes its time: somebody may have become the primary meanwhile.
-            if reached && (!all || self.has_any_promised_away()) {
-                self.take_in(now, all, connecting)?;
-            }
+        let brought = self.upkeep.bringing.takes(now);
+        self.take_in(now, brought)?;
+        let Upkeep { bringing, returns, returns_at, .. } = &mut self.upkeep;
+        *returns_at = None;
+        if bringing.round.is_some() {
             return Ok(());
         }
-        let (all, wanted) = {
+        let turn = {
             let body = self.world.body.lock();
-            match self.upkeep.returns.turn(now, &body.takeover, body.epoch, &body.lost, |_| false) {
-                Returning::Rest(_) => return Ok(()),
-                Returning::These(wanted) => (false, wanted),
-                Returning::All => (true, (0..body.names.len()).collect()),
-            }
+            returns.turn(now, &body.takeover, body.epoch, &body.lost, |at| bringing.is_to(at))
         };
-        let connecting = self.world.begin_connections(&wanted);
-        self.upkeep.bringing = Some(Bringing { all, connecting });
+        match turn {
+            Returning::Rest(at) => *returns_at = at,
+            Returning::These(wanted) => bringing.connecting.extend(self.world.begin_connections(&wanted)),
+            Returning::All => bringing.begins_all(self.world),
+        }
         Ok(())
     }
 
-    fn has_any_promised_away(&self) -> bool {
+    /// What these connections are for if they are to all members; none if they are not needed any more.
+    fn still_wanted(
+        &self,
+        round: Round<Connection>,
+    ) -> Option<Vec<(String, Result<Connection, ConnectionLost>)>> {
         let body = self.world.body.lock();
-        body.takeover.has_promised_away(body.epoch, body.now)
+        // Connecting takes its time: somebody may have become the primary meanwhile.
+        let is_wanted =
+            body.takeover.has_promised_away(body.epoch, body.now) && round.is_worth_it(&body.takeover);
+        let names = body.names.clone();
+        // Whoever drops connections says so in there.
+        drop(body);
+        is_wanted.then(|| round.connections(&names))
     }
 
-    fn take_in(&mut self, now: Duration, all: bool, connecting: Vec<Connecting>) -> Result<(), LeadError> {
+    fn take_in(&mut self, now: Duration, brought: Brought) -> Result<(), LeadError> {
+        let all = brought.round.and_then(|round| self.still_wanted(round));
+        if all.is_none() && brought.some.is_empty() {
+            return Ok(());
+        }
         let promised = self.world.body.lock().store.state().promised;
-        let mut reconnected = 0;
+        let (mut reconnected, is_opened) = (0, all.is_some());
         let epoch = self.ships.with_ship(|primary| {
             if promised != primary.epoch() {
                 return Err(LeadError::Deposed);
             }
-            let connections = connecting.into_iter().map(Connecting::made);
-            if all {
-                primary.reopen(connections.collect())?;
-            } else {
-                for (name, connection) in connections {
-                    // Whoever has been taken in meanwhile stays.
-                    if primary.lost().iter().any(|(lost, _)| *lost == name) {
-                        primary.reconnect(&name, connection)?;
-                        reconnected += 1;
-                    }
+            if let Some(connections) = all {
+                primary.reopen(connections)?;
+            }
+            for (name, connection) in brought.some {
+                // Whoever has been taken in meanwhile stays.
+                if primary.lost().iter().any(|(lost, _)| *lost == name) {
+                    primary.reconnect(&name, Ok(connection))?;
+                    reconnected += 1;
                 }
             }
             primary.follow()?;
             Ok((primary.epoch(), primary.acknowledged()))
         })?;
         self.upkeep.images.follows(now, true, true);
-        self.upkeep.lives = self.world.body.lock().takeover.lives(now);
-        if all {
+        self.world.body.lock().know_lives();
+        if is_opened {
             self.world.does(Command::Opened { epoch: epoch.0, start: epoch.1, again: true });
             self.world.does(Command::Count(|work, by| work.reopened += by, 1));
         }

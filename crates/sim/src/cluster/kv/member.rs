@@ -162,6 +162,14 @@ pub(super) fn rot(image: &Disk, salt: u64) -> Option<Vec<u64>> {
     Some(places)
 }
 
+fn takes_part(body: &Body) -> bool {
+    match body.takeover.role() {
+        Role::Primary => body.serves && body.lost.is_empty() && body.joining == 0,
+        Role::Follower => true,
+        Role::Waiting | Role::TakingOver => false,
+    }
+}
+
 impl Member {
     pub(super) fn boot(host: &mut Host<'_, Oracle>) -> Result<Self, String> {
         let (who, life) = (host.node(), host.life());
@@ -321,7 +329,7 @@ impl Member {
                 self.talks[at] = Talk::Up(connection, now + beat(body.notice));
             }
             Input::Lost { .. } => {
-                body.happens(Happened::Missed { at });
+                body.missed(at);
                 self.talks[at] = Talk::Down(now + beat(body.notice));
             }
             _ => {}
@@ -333,7 +341,7 @@ impl Member {
         let mut body = self.body.lock();
         let port = &mut body.port;
         let Some((link, came)) = port.links.get_mut(&number) else { return };
-        port.is_stirred = true;
+        (port.is_stirred, port.has_come) = (true, true);
         match input {
             Input::Connected { .. } => *link = Link::Up,
             Input::Lost { why, .. } => {
@@ -560,7 +568,7 @@ impl Member {
         host.oracle().work.stood_down += u64::from(body.serves);
         host.oracle().serving[body.who] = None;
         (body.serves, body.is_shown, body.epoch, body.joining) = (false, false, Epoch::NONE, 0);
-        body.lost.clear();
+        (body.lost, body.lives) = (Vec::new(), Vec::new());
         body.happens(Happened::Ended);
         drop(body);
         let links = std::mem::take(&mut self.links);
@@ -677,13 +685,7 @@ impl Member {
     pub(super) fn unsettled(&self, below: u64) -> Option<String> {
         let body = self.body.lock();
         let (role, applied) = (body.takeover.role(), body.keeper.ledger().applied);
-        let alone = !body.lost.is_empty() || body.joining > 0;
-        let settled = match role {
-            Role::Primary => body.serves && !alone,
-            Role::Follower => true,
-            Role::Waiting | Role::TakingOver => false,
-        };
-        let settled = settled && !self.is_over && body.keeper.ledger().complete && applied == below;
+        let settled = takes_part(&body) && !self.is_over && body.keeper.ledger().complete && applied == below;
         let what = || {
             format!(
                 "{} is {}{}, its image has the records below {applied} of {below}, it does without {:?}, {} join",
@@ -695,6 +697,11 @@ impl Member {
             )
         };
         (!settled).then(what)
+    }
+
+    /// Whether it serves without anybody missing, or follows who does.
+    pub(super) fn takes_part(&self) -> bool {
+        !self.is_over && takes_part(&self.body.lock())
     }
 
     /// It was never a member of a store.

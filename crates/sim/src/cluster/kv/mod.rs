@@ -10,6 +10,7 @@
 //! - no client is kept from writing what was handed out to it;
 //! - no member takes the log over without what was acknowledged in an earlier epoch, and no epoch has two primaries;
 //! - no member tries to lead, or opens the log again, while another one has served for a while and the others slept at most (`judge.rs`);
+//! - no member waits, or is done without, for long when nothing is wrong (`judge.rs`);
 //! - no crash is taken for damage;
 //! - when all faults are over, a client reads and writes all keys, one member serves and all others take part and follow it, and all images
 //!   are the same byte for byte, within a bounded time.
@@ -113,11 +114,16 @@ impl Process for Node {
         if let Err(why) = judge::judge(core, processes) {
             core.wrong(why);
         }
-        if core.oracle.verify && core.now() >= core.oracle.next_look {
+        if core.now() >= core.oracle.next_look {
             core.oracle.next_look = core.now() + LOOK;
-            match settled(core, processes) {
-                Ok(()) => core.oracle.finished = true,
-                Err(why) => core.oracle.waits = why,
+            if let Err(why) = judge::take_part(core, processes) {
+                core.wrong(why);
+            }
+            if core.oracle.verify {
+                match settled(core, processes) {
+                    Ok(()) => core.oracle.finished = true,
+                    Err(why) => core.oracle.waits = why,
+                }
             }
         }
         core.oracle.finished

@@ -94,6 +94,8 @@ pub(crate) struct Oracle {
     pub(super) verify: bool,
     /// They are looked at again then.
     pub(super) next_look: u64,
+    /// When all members were seen to take part last.
+    pub(super) together: u64,
     /// Nothing was missing.
     pub(super) finished: bool,
     /// What the last client waits for.
@@ -156,6 +158,7 @@ impl Oracle {
             running: BTreeMap::new(),
             verify: false,
             next_look: 0,
+            together: 0,
             finished: false,
             waits: "it has not come".into(),
         }
