@@ -1,0 +1,4 @@
+//! Real programs under a preloaded hook, and a tracer that sees each of their system calls.
+
+mod programs;
+mod tracer;
