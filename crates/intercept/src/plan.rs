@@ -30,6 +30,8 @@ pub struct Plan {
     pub site: u64,
     /// The number of the call, where it is known.
     pub number: Option<u32>,
+    /// It is [the Go runtime's](Site::go).
+    pub go: bool,
     /// The bytes that are replaced. In place it ends at the `syscall`, otherwise behind it.
     pub window: Range<u64>,
     /// What is moved and executed before the call.
@@ -57,6 +59,9 @@ pub enum Unpatched {
     /// No five bytes around it can be moved, and no padding is in reach.
     #[error("too few bytes around it can be moved, and no padding is in reach of a short jump")]
     NoRoom,
+    /// It is one of the Go runtime's own, for its scheduler and its memory, on stacks where no hook can run.
+    #[error("it is the Go scheduler's own")]
+    Go,
 }
 
 /// A site with its plan, or why it has none.
@@ -164,6 +169,7 @@ fn accept(site: &Site, before: &[Insn], after: &[Insn], window: Range<u64>) -> O
     (!moved.into_iter().any(inside)).then(|| Plan {
         site: site.at,
         number: site.number,
+        go: site.go,
         window,
         before: before.to_vec(),
         after: after.to_vec(),

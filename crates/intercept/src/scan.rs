@@ -21,6 +21,9 @@ const CONFIDENCE: u64 = 64;
 pub(crate) const SIGRETURN: u32 = 15;
 /// `mov rax, 15`, before a call.
 const RESTORER: [u8; 7] = [0x48, 0xc7, 0xc0, 15, 0, 0, 0];
+/// How `Syscall6` moves its arguments from the registers of Go to those of the kernel, right before its call:
+/// `mov r10, rsi; mov rdx, rdi; mov rsi, rcx; mov rdi, rbx`.
+const SYSCALL6: [u8; 12] = [0x49, 0x89, 0xf2, 0x48, 0x89, 0xfa, 0x48, 0x89, 0xce, 0x48, 0x89, 0xdf];
 /// `jmp rel32`.
 pub(crate) const JUMP: u64 = 5;
 
@@ -76,6 +79,8 @@ pub struct Site {
     pub at: u64,
     /// The number of the call that is made here, where the instructions before say it.
     pub number: Option<u32>,
+    /// It is that of the Go runtime's `Syscall6`, which every call of a Go program is made by that its own scheduler does not make.
+    pub go: bool,
     /// What is executed before it, the nearest last. Nothing before them is.
     pub before: Vec<Insn>,
     /// What is executed after it.
@@ -197,6 +202,7 @@ impl Scan {
             if code[..call].ends_with(&RESTORER) {
                 site.number = Some(SIGRETURN);
             }
+            site.go = code[..call].ends_with(&SYSCALL6);
             self.sites.push(site);
         }
         self.targets.append(&mut walk.targets);
@@ -293,7 +299,7 @@ impl Walk {
             Code::Syscall => {
                 let number = number_of(&self.line);
                 let before = self.line.clone();
-                self.found.push(Site { at: insn.at, number, before, after: Vec::new() });
+                self.found.push(Site { at: insn.at, number, go: false, before, after: Vec::new() });
             }
             Code::Sysenter => self.others.push(insn.at),
             Code::Int_imm8 if instruction.immediate8() == 0x80 => self.others.push(insn.at),

@@ -11,6 +11,9 @@
 //!   bytes of stack left can be served.
 //! - A call from one of these stacks is therefore made by the hook itself, and goes to the kernel.
 //!
+//! On a goroutine's stack of a few hundred bytes there is no room for `wants` either: from the Go runtime's site both run where
+//! `handle` does.
+//!
 //! Nothing here is bound to a thread: no thread-local memory is used, which a thread of the Go runtime would not have,
 //! and the child of `vfork` would share.
 #![expect(unsafe_code, reason = "entered from any instruction of the program, which only assembly can be")]
@@ -45,6 +48,8 @@ struct State {
     wants: AtomicU64,
     /// [`handle`].
     handle: AtomicU64,
+    /// [`handle_unasked`].
+    handle_unasked: AtomicU64,
 }
 
 /// What a site's trampoline hands over; the assembly knows the order.
@@ -72,6 +77,7 @@ unsafe extern "C" {
     static remanence_intercept_gate: u8;
     static remanence_intercept_gate_end: u8;
     fn remanence_intercept_entry();
+    fn remanence_intercept_entry_go();
     fn remanence_intercept_raw(number: u64, arguments: *const [u64; 6]) -> i64;
 }
 
@@ -274,6 +280,105 @@ global_asm!(
     "popfq",
     "lea rsp, [rsp + 128]",
     "jmp rcx",
+    // From a site of the Go runtime, on a goroutine's stack, of which nothing may be used: R11 is the record, and RCX, R12
+    // and R13 are free, as everything is that is no argument in a function of Go's assembly. Its signal handlers have a
+    // stack of their own, and none of them jumps out.
+    ".globl remanence_intercept_entry_go",
+    ".hidden remanence_intercept_entry_go",
+    "remanence_intercept_entry_go:",
+    "mov rcx, [rip + {state} + 16]",
+    "mov r12, [rcx]",
+    "not r12",
+    "bsf r12, r12",
+    "jz 4f",
+    "lock bts qword ptr [rcx], r12",
+    "jc remanence_intercept_entry_go",
+    "lea r13, [r12 + 1]",
+    "imul r13, r13, {stack}",
+    "add r13, [rip + {state}]",
+    "mov [r13 - 8], rsp",
+    "mov [r13 - 16], r12",
+    "lea rsp, [r13 - 16]",
+    "pushfq",
+    "push rbp",
+    "mov rbp, rsp",
+    "cld",
+    "push r11",
+    "push r9",
+    "push r8",
+    "push r10",
+    "push rdx",
+    "push rsi",
+    "push rdi",
+    "push rax",
+    "sub rsp, 32",
+    "mov rax, {mask}",
+    "mov [rbp - 72], rax",
+    "mov eax, 14",
+    "mov edi, 2",
+    "lea rsi, [rbp - 72]",
+    "lea rdx, [rbp - 80]",
+    "mov r10d, 8",
+    "syscall",
+    "sub rsp, [rip + {state} + 24]",
+    "and rsp, -64",
+    "xor eax, eax",
+    "mov [rsp + 512], rax",
+    "mov [rsp + 520], rax",
+    "mov [rsp + 528], rax",
+    "mov [rsp + 536], rax",
+    "mov [rsp + 544], rax",
+    "mov [rsp + 552], rax",
+    "mov [rsp + 560], rax",
+    "mov [rsp + 568], rax",
+    "mov eax, [rip + {state} + 32]",
+    "mov edx, [rip + {state} + 36]",
+    "xsave64 [rsp]",
+    "mov r13, rsp",
+    "lea rdi, [rbp - 64]",
+    "call [rip + {state} + 56]",
+    "movzx eax, al",
+    "mov [rbp - 72], rax",
+    "mov eax, [rip + {state} + 32]",
+    "mov edx, [rip + {state} + 36]",
+    "xrstor64 [r13]",
+    "mov eax, 14",
+    "mov edi, 2",
+    "lea rsi, [rbp - 80]",
+    "xor edx, edx",
+    "mov r10d, 8",
+    "syscall",
+    "lea rsp, [rbp - 64]",
+    "cmp qword ptr [rbp - 72], 0",
+    "pop rax",
+    "pop rdi",
+    "pop rsi",
+    "pop rdx",
+    "pop r10",
+    "pop r8",
+    "pop r9",
+    "pop r11",
+    "mov rcx, [r11 + 8]",
+    "je 2f",
+    "lea rcx, [rcx + 2]",
+    "2:",
+    "mov r12, [rbp + 16]",
+    "mov r13, [rbp + 24]",
+    "mov r11, [rbp + 8]",
+    "mov rbp, [rbp]",
+    "mov rsp, r13",
+    "mov r13, [rip + {state} + 16]",
+    "lock btr qword ptr [r13], r12",
+    "jmp rcx",
+    // No stack is free: sched_yield.
+    "4:",
+    "mov r12, rax",
+    "mov r13, r11",
+    "mov eax, 24",
+    "syscall",
+    "mov rax, r12",
+    "mov r11, r13",
+    "jmp remanence_intercept_entry_go",
     ".globl remanence_intercept_gate_end",
     ".hidden remanence_intercept_gate_end",
     "remanence_intercept_gate_end:",
@@ -295,9 +400,13 @@ pub(crate) fn gate() -> std::ops::Range<u64> {
     (&raw const remanence_intercept_gate) as u64..(&raw const remanence_intercept_gate_end) as u64
 }
 
-/// The address that trampolines jump to.
-pub(super) fn entry() -> u64 {
-    remanence_intercept_entry as *const () as u64
+/// The address that trampolines jump to, from a site of the Go runtime or from another.
+pub(super) fn entry(go: bool) -> u64 {
+    if go {
+        remanence_intercept_entry_go as *const () as u64
+    } else {
+        remanence_intercept_entry as *const () as u64
+    }
 }
 
 /// Makes a system call that is neither hooked nor counted, and gives what the kernel gave: a negative number is an error.
@@ -344,6 +453,7 @@ pub(super) fn open(hook: Hook, stacks: u64, used: u64) -> bool {
         (&state.extended_mask, mask),
         (&state.wants, wants as *const () as u64),
         (&state.handle, handle as *const () as u64),
+        (&state.handle_unasked, handle_unasked as *const () as u64),
     ] {
         field.store(value, Ordering::Relaxed);
     }
@@ -359,6 +469,11 @@ fn call(frame: &Frame) -> Syscall {
 /// Called by the entry: whether `handle` is to be called.
 extern "C" fn wants(frame: &Frame) -> bool {
     HOOK.get().is_some_and(|hook| (hook.wants)(&call(frame)))
+}
+
+/// Called by the entry where `wants` was not asked before.
+extern "C" fn handle_unasked(frame: &mut Frame) -> bool {
+    wants(frame) && handle(frame)
 }
 
 /// Called by the entry: whether the call is answered, with the answer instead of its number.

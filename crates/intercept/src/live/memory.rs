@@ -125,6 +125,14 @@ pub(super) struct Object {
     pub(super) image: Image<'static>,
 }
 
+impl Object {
+    /// Whether it was made by Go's linker, as its file says: the mark is where it can be written to in memory.
+    pub(super) fn is_go(&self) -> bool {
+        let path = if self.name == Scope::PROGRAM { "/proc/self/exe" } else { &self.name };
+        std::fs::read(path).is_ok_and(|bytes| crate::inspect::go(&bytes).is_some())
+    }
+}
+
 /// The objects that are loaded, in the loader's order, but neither the kernel's own nor the one that this code is in.
 pub(super) fn objects(scope: Scope) -> Vec<Object> {
     unsafe extern "C" fn each(info: *mut libc::dl_phdr_info, _: usize, found: *mut libc::c_void) -> i32 {

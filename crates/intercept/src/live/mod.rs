@@ -115,6 +115,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 #[expect(unsafe_code, reason = "says that nobody executes what is written over")]
 fn patch(object: &Object, numbers: &[u16]) -> Result<Patched, InstallError> {
     let scan = Scan::of(&object.image);
+    let go = object.is_go();
     let planned = plan::plan(&scan);
     let mut patched = Patched { name: object.name.clone(), unknown: scan.unknown, ..Patched::default() };
     let count = planned.len() as u64;
@@ -132,7 +133,7 @@ fn patch(object: &Object, numbers: &[u16]) -> Result<Patched, InstallError> {
     let (mut record, mut at) = (table + NUMBERS, table + code);
     let mut patches = Vec::new();
     for (site, plan) in planned {
-        let plan = match plan {
+        let plan = match plan.and_then(|plan| if go && !plan.go { Err(Unpatched::Go) } else { Ok(plan) }) {
             Ok(plan) => plan,
             Err(why) => {
                 patched.unpatched.push((site, why));
@@ -142,7 +143,7 @@ fn patch(object: &Object, numbers: &[u16]) -> Result<Patched, InstallError> {
         let layout = Layout { trampoline: at, table, record };
         let trampoline = plan::trampoline(&plan, &object.image, &layout).map_err(|_| InstallError::Near)?;
         area.write(at, &trampoline.code);
-        for (field, value) in [gate::entry(), trampoline.call, site].into_iter().enumerate() {
+        for (field, value) in [gate::entry(plan.go), trampoline.call, site].into_iter().enumerate() {
             area.write(record + field as u64 * 8, &value.to_le_bytes());
         }
         patches.extend(plan::patches(&plan, at).map_err(|_| InstallError::Near)?);

@@ -122,3 +122,15 @@ fn what_is_swept_from_nowhere_is_not_believed() {
     let scan = Scan::of(&image);
     assert_eq!((scan.sites.len(), scan.unknown.as_slice()), (0, [BASE + 5].as_slice()));
 }
+
+#[test]
+fn the_go_runtimes_call_is_known_by_what_moves_its_arguments() {
+    let syscall6 = [
+        0x49, 0x89, 0xf2, 0x48, 0x89, 0xfa, 0x48, 0x89, 0xce, 0x48, 0x89, 0xdf, 0x0f, 0x05, 0x48, 0x3d, 1,
+        0xf0, 0xff, 0xff,
+    ];
+    let plan = only(&syscall6).expect("a plan");
+    assert!(plan.go && plan.in_place());
+    let other = only(&syscall6[3..]).expect("a plan");
+    assert!(!other.go, "the fourth argument is elsewhere");
+}

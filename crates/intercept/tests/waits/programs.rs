@@ -54,6 +54,11 @@ impl Drop for Place {
 
 /// Runs a program under the probe and the tracer in each of the probe's modes, and compares what both saw.
 fn nothing_slips_by(name: &str, modes: &[&str], program: &[&str]) {
+    nothing_of_these_slips_by(name, modes, program, |_| true);
+}
+
+/// The same for calls of some numbers.
+fn nothing_of_these_slips_by(name: &str, modes: &[&str], program: &[&str], these: fn(u64) -> bool) {
     let Some((first, arguments)) = program.split_first() else { return };
     if Command::new("sh")
         .args(["-c", "command -v \"$1\" >/dev/null", "sh", first])
@@ -88,7 +93,7 @@ fn nothing_slips_by(name: &str, modes: &[&str], program: &[&str]) {
             .map(|(key, count)| {
                 (key, count - seen.restarts.get(key).unwrap_or(&0), hooked.get(key).unwrap_or(&0))
             })
-            .filter(|(key, made, hooked)| key.1 != ANSWERED && made > hooked)
+            .filter(|(key, made, hooked)| these(key.1) && key.1 != ANSWERED && made > hooked)
             .collect();
         assert!(
             slipped.is_empty(),
@@ -206,6 +211,40 @@ fn sqlite() {
         );
         nothing_slips_by(mode, BOTH, &["sqlite3", "x.db", &script]);
     }
+}
+
+/// Calls on files that the Go runtime makes for its program, and none for itself.
+fn of_files(number: u64) -> bool {
+    [
+        libc::SYS_write,
+        libc::SYS_pwrite64,
+        libc::SYS_fsync,
+        libc::SYS_ftruncate,
+        libc::SYS_renameat,
+        libc::SYS_unlinkat,
+    ]
+    .contains(&number.cast_signed())
+}
+
+#[test]
+fn files_of_a_program_of_go() {
+    let place = Place::new("go");
+    let program = place.0.join("program");
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/waits/go");
+    let built = Command::new("go")
+        .args(["build", "-p", "2", "-o"])
+        .arg(&program)
+        .arg(".")
+        .current_dir(sources)
+        .envs([("CGO_ENABLED", "1"), ("GOFLAGS", "-mod=mod"), ("GOTOOLCHAIN", "local")])
+        .output();
+    match built {
+        Ok(output) if output.status.success() => {}
+        Ok(output) => return println!("skipped: go build: {}", String::from_utf8_lossy(&output.stderr)),
+        Err(why) => return println!("skipped: go: {why}"),
+    }
+    let program = program.to_str().expect("text");
+    nothing_of_these_slips_by("go-run", &["all", "all,handle"], &[program], of_files);
 }
 
 #[test]
