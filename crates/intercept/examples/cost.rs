@@ -41,7 +41,10 @@ fn round(call: fn(u64), argument: u64) -> f64 {
     start.elapsed().as_nanos() as f64 / f64::from(CALLS)
 }
 
-const ROWS: [(&str, fn(u64), u64); 5] = [
+/// What is measured: its name, the call, and the argument.
+type Row = (&'static str, fn(u64), u64);
+
+const ROWS: [Row; 5] = [
     ("a number that nobody wants (getuid)", getuid, 0),
     ("a call that `wants` refuses (getppid)", getppid, REFUSED),
     ("a call that goes to `handle` and passes (getppid)", getppid, PASSED),

@@ -2,12 +2,12 @@
 //!
 //! `REMANENCE_PROBE_LOG` names a file of 32 MiB: its first word counts, and each record of 32 bytes behind it is a process, a number, the
 //! address of the instruction that makes the call, and its first argument. `REMANENCE_PROBE_MODE` is `all` for the objects of the program too, and
-//! `handle` has each call go the whole way to the handler, which lets it pass, but for a number that no kernel has.
+//! `net` puts the net under it, which tells of each call that is made in another way: its process has bit 63. `handle` has each call go the whole way to the handler, which lets it pass, but for a number that no kernel has.
 #![expect(unsafe_code, reason = "a constructor, and a file that is mapped")]
 
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
-use remanence_intercept::{Hook, Scope, Syscall, Verdict, install, own_calls, raw};
+use remanence_intercept::{Hook, Scope, Syscall, Verdict, extend, install, own_calls, raw, watch};
 
 const WORDS: usize = (32 << 20) / 8;
 /// The call that tells a tracer that from now on each one is seen: a number that no kernel has.
@@ -48,6 +48,12 @@ extern "C" fn start() {
         Ok(_) => {
             let own = own_calls();
             LOG.store(map.cast(), Ordering::Relaxed);
+            if mode.contains("net")
+                && let Err(why) = watch(slipped)
+            {
+                eprintln!("probe: {why}");
+                std::process::exit(70);
+            }
             // SAFETY: no such call.
             unsafe { raw(MARK, [own.start, own.end, 0, 0, 0, 0]) };
         }
@@ -56,6 +62,15 @@ extern "C" fn start() {
 }
 
 fn wants(call: &Syscall) -> bool {
+    note(call, 0) && WHOLE_WAY.load(Ordering::Relaxed) != 0
+}
+
+fn slipped(call: &Syscall) {
+    note(call, 1 << 63);
+}
+
+/// Writes a call down. False before there is a log.
+fn note(call: &Syscall, mark: u64) -> bool {
     // SAFETY: the file is mapped, of that size, for as long as the process lives.
     unsafe {
         let log = LOG.load(Ordering::Relaxed);
@@ -66,13 +81,27 @@ fn wants(call: &Syscall) -> bool {
         let index = (*log).fetch_add(1, Ordering::Relaxed) as usize;
         let at = 4 + index * 4;
         if at + 4 <= WORDS {
-            (*log.add(at)).store(pid, Ordering::Relaxed);
+            (*log.add(at)).store(pid | mark, Ordering::Relaxed);
             (*log.add(at + 1)).store(call.number, Ordering::Relaxed);
             (*log.add(at + 2)).store(call.call, Ordering::Relaxed);
             (*log.add(at + 3)).store(call.arguments[0], Ordering::Relaxed);
         }
     }
-    WHOLE_WAY.load(Ordering::Relaxed) != 0
+    true
+}
+
+/// Patches what was loaded since, and says how many sites that were.
+#[unsafe(no_mangle)]
+pub extern "C" fn remanence_probe_extend() -> usize {
+    let patched = extend(Scope::All).unwrap_or_default();
+    patched.iter().map(|object| object.in_place + object.moved).sum()
+}
+
+/// Makes a call from this library.
+#[unsafe(no_mangle)]
+pub extern "C" fn remanence_probe_call(number: u64, argument: u64) -> i64 {
+    // SAFETY: the caller asks for what does no harm.
+    unsafe { raw(number, [argument, 0, 0, 0, 0, 0]) }
 }
 
 fn handle(call: &Syscall) -> Verdict {

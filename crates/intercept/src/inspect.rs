@@ -182,7 +182,7 @@ pub fn inspect_bytes(bytes: &[u8]) -> Result<Report, ElfError> {
     let elf = Elf::parse(bytes)?;
     let image = elf.image();
     let scan = Scan::of(&image);
-    let needs = needs(&elf, &image);
+    let (needs, named) = needs(&elf, &image);
     let interpreter = elf.interpreter().map(str::to_owned);
     let libc = match interpreter.as_deref() {
         Some(loader) if loader.contains("ld-musl") => Libc::Musl,
@@ -192,7 +192,7 @@ pub fn inspect_bytes(bytes: &[u8]) -> Result<Report, ElfError> {
         None if needs.iter().any(|name| name.starts_with("libc.so") || name.starts_with("ld-linux")) => {
             Libc::Glibc
         }
-        None if elf.is_library() => Libc::Other,
+        None if elf.is_library() || named => Libc::Other,
         None => Libc::Static,
     };
     let ring = |number: Option<u32>| number.is_some_and(|number| IO_URING.contains(&number));
@@ -229,12 +229,13 @@ pub(crate) fn go(bytes: &[u8]) -> Option<String> {
     Some(version().unwrap_or_default())
 }
 
-/// The names of the libraries that a file's dynamic section asks for.
-fn needs(elf: &Elf<'_>, image: &Image<'_>) -> Vec<String> {
+/// The names of the libraries that a file's dynamic section asks for, and whether it has a name itself, as libraries have.
+fn needs(elf: &Elf<'_>, image: &Image<'_>) -> (Vec<String>, bool) {
+    const OWN: u64 = 14;
     const NEEDED: u64 = 1;
     const STRINGS: u64 = 5;
     let Some(header) = elf.headers.iter().find(|header| header.kind == ProgramHeader::DYNAMIC) else {
-        return Vec::new();
+        return (Vec::new(), false);
     };
     let word = |bytes: &[u8]| bytes.first_chunk().map(|bytes| u64::from_le_bytes(*bytes));
     let entries: Vec<(u64, u64)> = elf
@@ -242,14 +243,14 @@ fn needs(elf: &Elf<'_>, image: &Image<'_>) -> Vec<String> {
         .chunks_exact(16)
         .filter_map(|entry| Some((word(entry)?, word(&entry[8..])?)))
         .collect();
-    let Some(strings) = entries.iter().find(|(tag, _)| *tag == STRINGS).and_then(|&(_, at)| image.at(at))
-    else {
-        return Vec::new();
-    };
+    let named = entries.iter().any(|(tag, _)| *tag == OWN);
+    let strings = entries.iter().find(|(tag, _)| *tag == STRINGS).and_then(|&(_, at)| image.at(at));
+    let strings = strings.unwrap_or_default();
     let name = |at: u64| {
         let rest = strings.get(usize::try_from(at).ok()?..)?;
         let name = rest.split(|&byte| byte == 0).next()?;
         std::str::from_utf8(name).ok().map(str::to_owned)
     };
-    entries.iter().filter(|(tag, _)| *tag == NEEDED).filter_map(|&(_, at)| name(at)).collect()
+    let needed = entries.iter().filter(|(tag, _)| *tag == NEEDED);
+    (needed.filter_map(|&(_, at)| name(at)).collect(), named)
 }

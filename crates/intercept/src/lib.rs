@@ -20,12 +20,21 @@
 //! Programs of Go make their calls themselves, at one site: with [`Scope::All`] it is patched where the loader loads the program, as it
 //! does with those that use the C library for anything. What Go's scheduler does for itself is not seen.
 //!
+//! # The net
+//!
+//! [`watch`] has the kernel stop each call that is made anywhere but here, and tells of those that came by no trampoline, with their sites. It costs
+//! a signal a call: it is for tests, and to find out why a program is not seen whole.
+//!
 //! # What is not seen
 //!
 //! [`Patched`] lists what could not be patched and [`inspect()`] says of a program what will not be seen: static
 //! programs, setuid programs, `io_uring`. Calls of the kernel's own object (vDSO) are the clock's only.
 //! Up to glibc 2.40 a thread that is cancelled while it waits in a call is unwound from the instruction that it waits at, which is the program's own; it is
 //! in a trampoline at the few sites that had to be moved, where an unwinder finds no way on and the thread ends without its C++ destructors.
+//! musl, and glibc from 2.41 on, look at that address instead: a cancellation that arrives in the nanoseconds between their look and the call
+//! is noticed when the call returns.
+//!
+//! A program that is executed has the hook only if the loader preloads it there too (`LD_PRELOAD` in its environment): this crate changes no `execve`.
 
 pub mod image;
 mod inspect;
@@ -36,7 +45,7 @@ pub mod scan;
 
 pub use inspect::{InspectError, Libc, Obstacle, Report, inspect, inspect_bytes, inspect_process};
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-pub use live::{InstallError, Patched, extend, install, own_calls, raw};
+pub use live::{InstallError, Patched, extend, install, own_calls, raw, watch};
 
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
 compile_error!("remanence-intercept patches the instructions of x86-64 programs on Linux, and no others yet");

@@ -2,16 +2,18 @@
 
 mod gate;
 mod memory;
+mod net;
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Mutex;
 
 use gate::Record;
 pub use gate::raw;
 use memory::{Area, Object, PAGE};
+pub use net::watch;
 
-use crate::plan::{self, Layout, Unpatched};
+use crate::plan::{self, Layout, Patch, Unpatched};
 use crate::scan::Scan;
 use crate::{Hook, Scope};
 
@@ -62,11 +64,20 @@ pub enum InstallError {
     /// Code may not be written to, as a security policy wants it.
     #[error("a library's code may not be changed (mprotect is refused)")]
     Protected,
+    /// Nothing is known of the Go runtime's stacks.
+    #[error("this is a program of Go, under whose small stacks no net can be put")]
+    Go,
+    /// The kernel is older than 5.11, or does not let us.
+    #[error("the kernel has no syscall user dispatch")]
+    Dispatch,
 }
 
-/// The ranges of objects that were patched.
-static DONE: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
-static NUMBERS_WANTED: Mutex<Vec<u16>> = Mutex::new(Vec::new());
+/// The objects that were looked at, by their names and addresses, each with a patch by which it is known again: a library
+/// that was unloaded and loaded once more has none.
+static KNOWN: Mutex<BTreeMap<(String, u64), Option<Patch>>> = Mutex::new(BTreeMap::new());
+/// The addresses of the calls that are made if nobody answers.
+static CALLS: Mutex<Vec<u64>> = Mutex::new(Vec::new());
+static WANTED: Mutex<Vec<u16>> = Mutex::new(Vec::new());
 
 /// Patches what is loaded, so that calls of these numbers go to a hook. All others go on after four instructions.
 ///
@@ -88,8 +99,13 @@ pub fn install(
     if !gate::open(hook, stacks, used) {
         return Err(InstallError::Cpu);
     }
-    *lock(&NUMBERS_WANTED) = numbers.into_iter().collect();
-    extend(scope)
+    *lock(&WANTED) = numbers.into_iter().collect();
+    let patched = extend(scope)?;
+    // What is out of the scope now stays so: threads may be in it when `extend` is called.
+    for object in memory::objects(Scope::All) {
+        lock(&KNOWN).entry((object.name, object.range.start)).or_default();
+    }
+    Ok(patched)
 }
 
 /// Patches what was loaded since, by `dlopen` for one: before anybody calls into it.
@@ -97,9 +113,20 @@ pub fn install(
 /// # Errors
 /// As [`InstallError`] says.
 pub fn extend(scope: Scope) -> Result<Vec<Patched>, InstallError> {
-    let numbers = lock(&NUMBERS_WANTED).clone();
-    let objects = memory::objects(scope).into_iter().filter(|object| lock(&DONE).insert(object.range.start));
-    objects.map(|object| patch(&object, &numbers)).collect()
+    let numbers = lock(&WANTED).clone();
+    let mut all = Vec::new();
+    for object in memory::objects(scope) {
+        let key = (object.name.clone(), object.range.start);
+        let there =
+            |patch: &Patch| object.image.at(patch.at).is_some_and(|bytes| bytes.starts_with(&patch.bytes));
+        if lock(&KNOWN).get(&key).is_some_and(|patch| patch.as_ref().is_none_or(there)) {
+            continue;
+        }
+        let (patched, patch) = patch(&object, &numbers)?;
+        lock(&KNOWN).insert(key, patch);
+        all.push(patched);
+    }
+    Ok(all)
 }
 
 /// The range of code from which this crate makes its own calls.
@@ -108,19 +135,23 @@ pub fn own_calls() -> Range<u64> {
     gate::gate()
 }
 
+fn calls() -> Vec<u64> {
+    lock(&CALLS).clone()
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 #[expect(unsafe_code, reason = "says that nobody executes what is written over")]
-fn patch(object: &Object, numbers: &[u16]) -> Result<Patched, InstallError> {
+fn patch(object: &Object, numbers: &[u16]) -> Result<(Patched, Option<Patch>), InstallError> {
     let scan = Scan::of(&object.image);
     let go = object.is_go();
     let planned = plan::plan(&scan);
     let mut patched = Patched { name: object.name.clone(), unknown: scan.unknown, ..Patched::default() };
     let count = planned.len() as u64;
     if count == 0 {
-        return Ok(patched);
+        return Ok((patched, None));
     }
     // The table and the records stay data, so that they can be changed; the trampolines behind them become code.
     let code = (NUMBERS + count * RECORD).next_multiple_of(PAGE);
@@ -150,11 +181,12 @@ fn patch(object: &Object, numbers: &[u16]) -> Result<Patched, InstallError> {
         patched.in_place += usize::from(plan.in_place());
         patched.moved += usize::from(!plan.in_place());
         patched.short += usize::from(plan.slot.is_some());
+        lock(&CALLS).push(trampoline.call);
         record += RECORD;
         at += (trampoline.code.len() as u64).next_multiple_of(16);
     }
     area.finish(table + code)?;
     // SAFETY: `install` found one thread, and `extend` is for what nobody has entered.
     unsafe { memory::apply(&patches)? };
-    Ok(patched)
+    Ok((patched, patches.pop()))
 }

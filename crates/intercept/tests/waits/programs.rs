@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use crate::tracer::{Key, trace};
 
 /// The directory with the probe and the program with the traps, as this test's sources make them.
-fn examples() -> PathBuf {
+pub(crate) fn examples() -> PathBuf {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     let build = || {
         let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("below cargo's directory");
@@ -35,10 +35,10 @@ fn examples() -> PathBuf {
 }
 
 /// A directory that goes with the test.
-struct Place(PathBuf);
+pub(crate) struct Place(pub(crate) PathBuf);
 
 impl Place {
-    fn new(name: &str) -> Self {
+    pub(crate) fn new(name: &str) -> Self {
         let place = std::env::temp_dir().join(format!("remanence-intercept-{}-{name}", std::process::id()));
         std::fs::create_dir_all(&place).expect("a directory");
         Self(place)
@@ -112,7 +112,7 @@ fn nothing_of_these_slips_by(name: &str, modes: &[&str], program: &[&str], these
 const ANSWERED: u64 = 0x7ea2;
 
 /// What the probe wrote down.
-fn hooked(log: &Path) -> HashMap<Key, u64> {
+pub(crate) fn hooked(log: &Path) -> HashMap<Key, u64> {
     let bytes = std::fs::read(log).expect("the log");
     let words: Vec<u64> =
         bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("eight"))).collect();
@@ -185,6 +185,11 @@ fn registers_flags_and_the_red_zone_are_as_the_kernel_leaves_them() {
 #[test]
 fn an_answer_arrives_as_from_the_kernel() {
     trap("answered", &["all,handle"]);
+}
+
+#[test]
+fn a_library_that_is_loaded_later_is_patched_when_asked() {
+    trap("loaded", &["all,handle"]);
 }
 
 #[test]
