@@ -13,6 +13,8 @@ use crate::image::{Image, Segment};
 
 /// How many instructions on either side of a `syscall` a patch may need: the shortest five bytes are five instructions.
 const NEAR: usize = 12;
+/// How many bytes those can have, at most.
+const AROUND: u64 = NEAR as u64 * 16;
 /// How many entries a jump table may have: more than any real one; it bounds what garbage costs.
 const TABLE_MAX: usize = 4096;
 /// Below this number of bytes decoded without a fault, a sweep that began nowhere in particular is not believed.
@@ -51,8 +53,6 @@ pub struct Insn {
     pub length: u8,
     /// Whether it can be moved, and how.
     pub kind: Kind,
-    /// It does nothing (alignment).
-    pub nop: bool,
     number: Number,
 }
 
@@ -160,6 +160,8 @@ impl Scan {
         }
         let mut decoder = Decoder::with_ip(64, code, range.start, DecoderOptions::NONE);
         let mut instruction = Instruction::default();
+        let marks: Vec<u64> = pairs(code, range.start).collect();
+        let mut marks = marks.as_slice();
         while decoder.can_decode() {
             decoder.decode_out(&mut instruction);
             if instruction.is_invalid() {
@@ -176,9 +178,13 @@ impl Scan {
                 decoder.set_ip(range.start + next as u64);
                 continue;
             }
-            let offsets = decoder.get_constant_offsets(&instruction);
-            let displacement = offsets.has_displacement().then(|| offsets.displacement_offset());
-            walk.take(&instruction, displacement, image);
+            let at = instruction.ip();
+            while marks.first().is_some_and(|mark| mark + AROUND < at) {
+                marks = &marks[1..];
+            }
+            // Of all other code, which is nearly all, only where it leads to matters.
+            let line = marks.first().is_some_and(|mark| *mark < at + AROUND) || at + AROUND > range.end;
+            walk.take(&instruction, line.then_some(&decoder), image);
         }
         walk.finish(image, &range);
         if walk.broken {
@@ -278,32 +284,53 @@ impl Walk {
         self.padding.extend(self.idle.take().filter(|idle| idle.end - idle.start >= JUMP));
     }
 
-    fn take(&mut self, instruction: &Instruction, displacement: Option<usize>, image: &Image<'_>) {
-        let insn = describe(instruction, displacement);
-        match insn.kind {
-            Kind::Jump(target) | Kind::Conditional(_, target) => self.targets.push(target),
-            Kind::Fixed if near_target(instruction) => self.targets.push(instruction.near_branch_target()),
-            _ => {}
+    /// Goes on by one instruction; with its decoder if it may belong to a site's straight line.
+    fn take(&mut self, instruction: &Instruction, line: Option<&Decoder<'_>>, image: &Image<'_>) {
+        if near_target(instruction) {
+            self.targets.push(instruction.near_branch_target());
         }
-        if instruction.is_ip_rel_memory_operand() && instruction.mnemonic() == Mnemonic::Lea {
+        if instruction.mnemonic() == Mnemonic::Lea && instruction.is_ip_rel_memory_operand() {
             let address = instruction.ip_rel_memory_address();
             if image.is_code(address) { self.targets.push(address) } else { self.tables.push(address) }
         }
-        if let Some(idle) = self.idle.as_mut().filter(|_| insn.nop) {
-            // It may take a long jump, so it is in no window.
-            idle.end = insn.end();
-            return;
-        }
-        self.end_padding();
-        match instruction.code() {
-            Code::Syscall => {
-                let number = number_of(&self.line);
-                let before = self.line.clone();
-                self.found.push(Site { at: insn.at, number, go: false, before, after: Vec::new() });
+        let end = instruction.next_ip();
+        if let Some(idle) = self.idle.as_mut() {
+            if is_nop(instruction) {
+                // It may take a long jump, so it is in no window.
+                idle.end = end;
+                return;
             }
-            Code::Sysenter => self.others.push(insn.at),
-            Code::Int_imm8 if instruction.immediate8() == 0x80 => self.others.push(insn.at),
+            self.end_padding();
+        }
+        match instruction.code() {
+            Code::Sysenter => self.others.push(instruction.ip()),
+            Code::Int_imm8 if instruction.immediate8() == 0x80 => self.others.push(instruction.ip()),
             _ => {}
+        }
+        match line {
+            Some(decoder) => self.lengthen(instruction, decoder),
+            None => self.line.clear(),
+        }
+        let flow = instruction.flow_control();
+        self.computed |= flow == FlowControl::IndirectBranch;
+        if matches!(
+            flow,
+            FlowControl::UnconditionalBranch
+                | FlowControl::IndirectBranch
+                | FlowControl::Return
+                | FlowControl::Exception
+        ) {
+            self.line.clear();
+            self.idle = Some(end..end);
+        }
+    }
+
+    fn lengthen(&mut self, instruction: &Instruction, decoder: &Decoder<'_>) {
+        let insn = describe(instruction, decoder);
+        if instruction.code() == Code::Syscall {
+            let number = number_of(&self.line);
+            let before = self.line.clone();
+            self.found.push(Site { at: insn.at, number, go: false, before, after: Vec::new() });
         }
         for site in self.found.iter_mut().rev().take(NEAR) {
             let follows = site.after.last().map_or(site.at + 2, Insn::end);
@@ -315,18 +342,6 @@ impl Walk {
             self.line.remove(0);
         }
         self.line.push(insn);
-        let leaves = matches!(
-            instruction.flow_control(),
-            FlowControl::UnconditionalBranch
-                | FlowControl::IndirectBranch
-                | FlowControl::Return
-                | FlowControl::Exception
-        );
-        self.computed |= instruction.flow_control() == FlowControl::IndirectBranch;
-        if leaves {
-            self.line.clear();
-            self.idle = Some(insn.end()..insn.end());
-        }
     }
 
     fn finish(&mut self, image: &Image<'_>, range: &Range<u64>) {
@@ -353,12 +368,20 @@ fn near_target(instruction: &Instruction) -> bool {
     matches!(instruction.op0_kind(), OpKind::NearBranch64 | OpKind::NearBranch32 | OpKind::NearBranch16)
 }
 
-fn describe(instruction: &Instruction, displacement: Option<usize>) -> Insn {
+fn is_nop(instruction: &Instruction) -> bool {
+    matches!(instruction.mnemonic(), Mnemonic::Nop | Mnemonic::Int3)
+}
+
+fn describe(instruction: &Instruction, decoder: &Decoder<'_>) -> Insn {
     let relative = instruction.is_ip_rel_memory_operand();
+    let displacement = || {
+        let offsets = decoder.get_constant_offsets(instruction);
+        offsets.has_displacement().then(|| offsets.displacement_offset())
+    };
     let kind = match instruction.flow_control() {
         FlowControl::Next if !relative => Kind::Plain,
         FlowControl::Next => {
-            displacement.and_then(|at| u8::try_from(at).ok()).map_or(Kind::Fixed, Kind::Relative)
+            displacement().and_then(|at| u8::try_from(at).ok()).map_or(Kind::Fixed, Kind::Relative)
         }
         FlowControl::ConditionalBranch if instruction.is_jcc_short_or_near() => {
             Kind::Conditional(condition(instruction), instruction.near_branch_target())
@@ -373,7 +396,6 @@ fn describe(instruction: &Instruction, displacement: Option<usize>) -> Insn {
         // An instruction has fifteen bytes at most.
         length: u8::try_from(instruction.len()).unwrap_or(15),
         kind,
-        nop: matches!(instruction.mnemonic(), Mnemonic::Nop | Mnemonic::Int3),
         number: number(instruction),
     }
 }
