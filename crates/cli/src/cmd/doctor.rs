@@ -23,14 +23,15 @@ use crate::ui::{self, Mood};
 Examples:
   rem doctor
   rem doctor /mnt/pmem /srv/data --json
+  rem doctor /usr/bin/sqlite3              which system calls of a program a hook in it would not see, and why
   rem doctor --explain                     which method of remote persistence fits these places, and why
   rem doctor --explain --responder DMP+no-DDIO+PM+read+fenced
                                            the same for another machine, of which that is known
   rem doctor --explain --responder 10.0.0.2:7481
                                            the same for a live server (rem log serve), by a handshake, with measured costs")]
 pub(crate) struct Args {
-    /// Directories whose guarantees matter [default: here, temporary files, shared memory, and persistent memory]
-    #[arg(value_name = "DIRECTORY")]
+    /// Directories whose guarantees matter [default: here, temporary files, shared memory, and persistent memory], and programs
+    #[arg(value_name = "DIRECTORY|PROGRAM")]
     paths: Vec<PathBuf>,
     /// Show how it was found out
     #[arg(short, long)]
@@ -78,9 +79,19 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
     if args.explain {
         return explain_all(args);
     }
-    let sections = [
+    let (programs, directories): (Vec<_>, Vec<_>) =
+        args.paths.iter().cloned().partition(|path| path.is_file());
+    let programs = Section {
+        title: "Programs",
+        key: "programs",
+        findings: programs.iter().map(|path| program(path)).collect(),
+    };
+    if directories.is_empty() && !programs.findings.is_empty() {
+        return show(args, &[programs]);
+    }
+    let mut sections = vec![
         Section { title: "Machine", key: "machine", findings: machine() },
-        Section { title: "Persistence", key: "persistence", findings: persistence(&args.paths) },
+        Section { title: "Persistence", key: "persistence", findings: persistence(&directories) },
         Section { title: "Links", key: "links", findings: links() },
         Section {
             title: "RDMA devices",
@@ -90,9 +101,16 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
         Section { title: "Verbs programs", key: "verbs", findings: verbs_devices() },
         Section { title: "Limits", key: "limits", findings: limits() },
     ];
+    if !programs.findings.is_empty() {
+        sections.push(programs);
+    }
+    show(args, &sections)
+}
+
+fn show(args: &Args, sections: &[Section]) -> Result<(), Fail> {
     if args.json {
         let mut out = serde_json::Map::new();
-        for section in &sections {
+        for section in sections {
             let findings = section.findings.iter().map(|finding| {
                 let mut entry =
                     json!({ "name": finding.name, "text": finding.text, "evidence": finding.evidence });
@@ -104,9 +122,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
             out.insert(section.key.to_owned(), findings.collect());
         }
         ui::print_json(&out.into())?;
-        return all_tried(&args.paths, &sections);
+        return all_tried(&args.paths, sections);
     }
-    for section in &sections {
+    for section in sections {
         ui::heading(section.title);
         for (n, finding) in section.findings.iter().enumerate() {
             // Directories of one file system have the same guarantees.
@@ -119,7 +137,40 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
         }
     }
     ui::print("");
-    all_tried(&args.paths, &sections)
+    all_tried(&args.paths, sections)
+}
+
+/// What a hook in a program would not see.
+fn program(path: &Path) -> Finding {
+    let name = path.display().to_string();
+    let report = match remanence_intercept::inspect(path) {
+        Ok(report) => report,
+        Err(why) => {
+            return Finding::new(Mood::Bad, name, why.to_string(), json!({ "error": why.to_string() }));
+        }
+    };
+    let obstacles: Vec<String> = report.obstacles().iter().map(ToString::to_string).collect();
+    let json = json!({
+        "interpreter": report.interpreter,
+        "libc": format!("{:?}", report.libc).to_lowercase(),
+        "needs": report.needs,
+        "go": report.go,
+        "privileged": report.privileged,
+        "io_uring": report.io_uring,
+        "sites": report.sites,
+        "unpatched": report.unpatched.len(),
+        "obstacles": obstacles,
+    });
+    let (mood, text) = if obstacles.is_empty() {
+        (Mood::Good, "all its system calls are those of its C library, where a hook sees them".to_owned())
+    } else {
+        (Mood::Note, obstacles.join("; "))
+    };
+    let mut finding = Finding::new(mood, name, text, json);
+    let sites = report.unpatched.iter().map(|(site, why)| format!("{site:#x}: {why}"));
+    let unknown = report.unknown.iter().map(|site| format!("{site:#x}: bytes that could not be decoded"));
+    finding.evidence.extend(sites.chain(unknown));
+    finding
 }
 
 /// Of a directory that was asked about, nothing said is a failure.
@@ -134,7 +185,7 @@ fn all_tried(asked: &[PathBuf], sections: &[Section]) -> Result<(), Fail> {
         return Ok(());
     }
     Err(Fail::new(format!(
-        "nothing can be said of {}; name a directory that is there and that you may write to",
+        "nothing can be said of {}; name a directory that is there and that you may write to, or a program",
         names.join(", ")
     )))
 }

@@ -148,6 +148,28 @@ fn check_persistence_proves_the_papers_cells_and_kills_their_mutants() {
 }
 
 #[test]
+fn doctor_says_what_a_hook_would_not_see_of_a_program() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let script = dir.path().join("script");
+    std::fs::write(&script, "#!/bin/sh\n").expect("written");
+    let said = run(rem().args(["doctor", "--json", "/bin/sh"])).json();
+    assert_eq!(said.as_object().map(serde_json::Map::len), Some(1), "nothing else was asked: {said}");
+    let shell = &said["programs"][0];
+    assert_eq!(
+        (&shell["libc"], &shell["go"], &shell["privileged"]),
+        (&"glibc".into(), &().into(), &false.into())
+    );
+    assert!(
+        shell["needs"].as_array().is_some_and(|needs| needs.iter().any(|name| name == "libc.so.6")),
+        "{shell}"
+    );
+    let refused = run(rem().arg("doctor").arg(&script));
+    assert_eq!(refused.status, Some(1));
+    let table = String::from_utf8_lossy(&refused.stdout);
+    assert!(table.contains("is a script: ask about its interpreter, /bin/sh"), "{table}");
+}
+
+#[test]
 fn doctor_explains_which_method_fits_and_what_it_survives() {
     let dir = tempfile::tempdir().expect("a directory");
     let said = run(rem().args(["doctor", "--explain", "--json"]).arg(dir.path())).json();

@@ -1,0 +1,2 @@
+module traps
+go 1.22

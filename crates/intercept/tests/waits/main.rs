@@ -1,0 +1,5 @@
+//! Real programs under a preloaded hook, and a tracer that sees each of their system calls.
+
+mod net;
+mod programs;
+mod tracer;
