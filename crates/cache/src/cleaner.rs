@@ -167,7 +167,7 @@ enum Stage {
     Free,
 }
 
-/// The machine.
+/// The machine that cleans a log, or carries out what a recovery hands it.
 #[derive(Debug)]
 pub struct Cleaner {
     options: Options,
@@ -256,8 +256,8 @@ impl Cleaner {
         let mut files = Vec::new();
         if let Some(op) = op {
             files.extend(op.directories().into_iter().flatten());
-            // What has lost its last name need not be found again.
-            if !matches!(op, Op::Unlink { .. }) {
+            // A name is its directory's: what it means need not be synced for it, nor even be there any more.
+            if op.span().is_some() || matches!(op, Op::Create { .. }) {
                 files.push(op.file());
             }
         }

@@ -45,7 +45,7 @@ impl Owner {
         Self(number)
     }
 
-    /// Its number.
+    /// The number of the incarnation.
     #[must_use]
     pub const fn number(self) -> u32 {
         self.0

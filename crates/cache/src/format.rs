@@ -367,7 +367,8 @@ impl Record {
         let record = Self::parse(payload).map_err(|_| OpenError::Root)?;
         let Some(lap) = record.tail.checked_add(layout.geometry.entries) else { return Err(OpenError::Root) };
         let sealed = |seal: &Seal| (record.tail..=lap).contains(&seal.end);
-        let fair = record.tail >= layout.geometry.entries && record.tail < INDEX_MAX;
+        // A recovery may move it somewhat above the highest index, where nothing is reserved any more.
+        let fair = record.tail >= layout.geometry.entries && record.tail < 2 * INDEX_MAX;
         if fair && record.seal.as_ref().is_none_or(sealed) { Ok(record) } else { Err(OpenError::Root) }
     }
 

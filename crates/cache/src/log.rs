@@ -562,7 +562,7 @@ pub enum AppendError {
     /// A word that says who has a place was written by nobody.
     #[error("the place of index {index} is damaged: drain the log, and start it again")]
     Damaged {
-        /// The index.
+        /// The index whose place it is.
         index: u64,
     },
     /// The medium failed.

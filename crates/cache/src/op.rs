@@ -20,7 +20,7 @@ const CHANGE_MAX: usize = 1 << 16;
 /// A name in a directory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Name<'a> {
-    /// The directory.
+    /// The directory that has it.
     pub directory: FileId,
     /// The name, without slashes.
     pub name: &'a [u8],
@@ -35,7 +35,7 @@ pub enum Op<'a> {
         file: FileId,
         /// Where the bytes lie in it.
         offset: u64,
-        /// The bytes.
+        /// What is written there.
         bytes: &'a [u8],
     },
     /// A file is cut short or extended.
@@ -67,7 +67,7 @@ pub enum Op<'a> {
     },
     /// A symbolic link is made.
     Symlink {
-        /// The link.
+        /// The link that is new.
         file: FileId,
         /// What it is called.
         at: Name<'a>,
@@ -76,7 +76,7 @@ pub enum Op<'a> {
     },
     /// A file gets another name.
     Link {
-        /// The file.
+        /// The file that gets it.
         file: FileId,
         /// Its further name.
         at: Name<'a>,
@@ -85,7 +85,7 @@ pub enum Op<'a> {
     Unlink {
         /// What has the name.
         file: FileId,
-        /// The name.
+        /// The name that goes.
         at: Name<'a>,
     },
     /// A file's name is replaced by another.

@@ -22,7 +22,7 @@ struct State {
     choices: Seeded,
 }
 
-/// Who runs.
+/// Who runs, and who is dead.
 pub(crate) struct Baton {
     state: Mutex<State>,
     turn: Condvar,

@@ -68,6 +68,8 @@ struct Run {
     seed: u64,
     /// The changes of all writers, one writer's behind the other's.
     changes: Vec<Change>,
+    /// How many accesses each thread lives for; the last is the cleaner, which is never killed.
+    lives: Vec<u64>,
     events: Mutex<Vec<Event>>,
 }
 
@@ -113,7 +115,12 @@ impl Run {
                 }
             };
         }
-        Self { setting, seed, changes, events: Mutex::default() }
+        let life = |n| match setting.kills && (1..setting.writers).contains(&n) && choices.pick(2) == 0 {
+            true => 1 + choices.pick(120) as u64,
+            false => u64::MAX,
+        };
+        let lives = (0..=setting.writers).map(life).collect();
+        Self { setting, seed, changes, lives, events: Mutex::default() }
     }
 
     fn note(&self, image: &CrashImage, event: Event) {
@@ -123,20 +130,10 @@ impl Run {
     }
 
     fn workload(&self, image: &CrashImage) {
-        let Setting { writers, kills, .. } = self.setting;
-        let mut choices = Seeded::new(self.seed ^ 0xdead);
-        let lives: Vec<u64> = (0..=writers)
-            .map(|n| {
-                if kills && (1..writers).contains(&n) && choices.pick(2) == 0 {
-                    1 + choices.pick(120) as u64
-                } else {
-                    u64::MAX
-                }
-            })
-            .collect();
-        let baton = Baton::new(&lives, FILES as usize, self.seed);
+        let writers = self.setting.writers;
+        let baton = Baton::new(&self.lives, FILES as usize, self.seed);
         let words = LocalWords::default();
-        drop(Log::start(image, &words, self.setting.promise).expect("it is empty"));
+        Log::start(image, &words, self.setting.promise).expect("it is empty");
         std::thread::scope(|scope| {
             for me in 0..=writers {
                 let (baton, words) = (&baton, &words);
@@ -430,6 +427,34 @@ fn the_death_of_processes_takes_nothing_that_was_committed() {
 #[test]
 fn laps_of_a_small_log_that_is_cleaned() {
     let setting = Setting { entries: 8, changes: 6, cleans: true, ..BASE };
-    explore(setting, 4);
+    explore(setting, 20);
     explore(Setting { promise: Promise::AtSync, domain: PersistenceDomain::PageCache, ..setting }, 6);
+}
+
+/// One of two writers, each time one access later; the other and the cleaner go on.
+#[test]
+fn a_writer_is_killed_at_each_of_its_steps() {
+    let at_sync = Setting { promise: Promise::AtSync, domain: PersistenceDomain::PageCache, ..BASE };
+    for setting in [BASE, at_sync] {
+        let setting = Setting { writers: 2, changes: 2, entries: 16, kills: false, cleans: true, ..setting };
+        let mut life = 1;
+        loop {
+            let mut run = Run::new(setting, 5);
+            run.lives[1] = life;
+            let explorer = Explorer { failure: Failure::PowerLoss, ways_max: 1, samples: 1, seed: life };
+            let mut choices = Seeded::new(life);
+            let start = made(setting.entries, setting.promise, setting.domain);
+            explorer.run(
+                &start,
+                |image| run.workload(image),
+                |crashed, notes| run.check(crashed, notes, &mut choices),
+            );
+            let events = run.events.into_inner().expect("no test panics in here");
+            if events.iter().filter(|event| matches!(event, Event::Returned(2..))).count() == 2 {
+                break;
+            }
+            life += 1;
+        }
+        assert!(life > 20, "{:?}: it has {life} steps", setting.promise);
+    }
 }

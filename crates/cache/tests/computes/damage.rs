@@ -55,6 +55,10 @@ fn each_flipped_bit_of_an_entry_is_told_or_mended_and_nothing_is_lost_in_silence
             // A follower's own commit word commits nothing.
             let nothing = (headers + 64..headers + 72).contains(&at);
             assert!(all || told, "{promise:?}: bit {bit} at {at} in silence: {found:?}");
+            assert!(
+                at < whole.layout.data(0) || told,
+                "{promise:?}: data of which bit {bit} at {at} was flipped"
+            );
             assert!(all != told || nothing, "{promise:?}: bit {bit} at {at}: {found:?}");
             mended += usize::from(found.items.iter().any(|item| item.mended));
             if promise == Promise::AtReturn || at < headers + 3 * 64 && at >= headers {
@@ -88,15 +92,15 @@ fn what_is_behind_damage_in_its_file_is_held_until_somebody_says_to_skip_it() {
     assert!(matches!(start, Err(OpenError::Dirty)));
 
     // Meanwhile somebody else writes to the other file: that is not undone.
-    disk.write(&change(2, 0, 9, 1).op());
+    disk.write(&change(2, 5, 9, 1).op());
     let found = scan(&image, Lost::Nothing).unwrap();
     let outcome = recover(&image, found, Policy::Hold, &mut disk, 1, u64::MAX);
     assert_eq!(outcome, Some(Outcome::Held(held)));
-    assert_eq!((disk.visible().bytes[&2][0], disk.visible().bytes[&1].len()), (9, 8));
+    assert_eq!((disk.visible().bytes[&2][5], disk.visible().bytes[&1].len()), (9, 8));
     let found = scan(&image, Lost::Unsynced).unwrap();
     assert_eq!(recover(&image, found, Policy::Skip, &mut disk, 1, u64::MAX), Some(Outcome::Empty));
     assert_eq!(disk.visible().bytes[&1], [5, 5, 1, 1, 1, 1, 1, 1]);
-    assert_eq!(disk.visible().bytes[&2][0], 9);
+    assert_eq!(disk.visible().bytes[&2][5], 9);
     assert!(scan(&image, Lost::Unsynced).unwrap().is_clean());
 }
 

@@ -1,10 +1,12 @@
 //! The log while it is open, one rule after the other.
 
+use std::cell::Cell;
+
 use remanence_cache::entry::Owner;
 use remanence_cache::format::{Lost, OpenError, Promise};
 use remanence_cache::log::{AppendError, Log, Look};
 use remanence_cache::op::Op;
-use remanence_cache::recovery::{Outcome, Policy, Scan, scan};
+use remanence_cache::recovery::{Outcome, Policy, Recovery, Scan, scan};
 use remanence_cache::table::FileId;
 use remanence_cache::words::{LocalWords, MappedWords, WORDS_LEN, Word, Words};
 use remanence_pmem::crash_image::{CrashImage, EveryWay, Explorer, Failure, Lazy};
@@ -76,6 +78,103 @@ fn a_writer_that_is_stopped_holds_no_sync_and_waits_itself_when_it_goes_on() {
     assert_eq!((firsts(&found), found.damaged.len()), (vec![32, 35, 36], 0));
 }
 
+/// Words that do something once, behind or before an access.
+struct Between<'a> {
+    words: &'a LocalWords,
+    after_load: Cell<Option<Word>>,
+    before_swap: Cell<Option<Word>>,
+    then: &'a dyn Fn(),
+}
+
+impl Words for Between<'_> {
+    fn load(&self, word: Word) -> u64 {
+        let value = self.words.load(word);
+        if self.after_load.get() == Some(word) {
+            self.after_load.set(None);
+            (self.then)();
+        }
+        value
+    }
+
+    fn store(&self, word: Word, value: u64) {
+        self.words.store(word, value);
+    }
+
+    fn compare_and_swap(&self, word: Word, compare: u64, swap: u64) -> u64 {
+        if self.before_swap.get() == Some(word) {
+            self.before_swap.set(None);
+            (self.then)();
+        }
+        self.words.compare_and_swap(word, compare, swap)
+    }
+}
+
+#[test]
+fn either_a_sync_sees_the_writer_or_the_writer_sees_the_sync() {
+    for writer_is_between in [true, false] {
+        let image = made(32, Promise::AtSync, PersistenceDomain::PageCache);
+        let words = LocalWords::default();
+        let other = Log::start(&image, &words, Promise::AtSync).unwrap();
+        let late = other.reserve(OTHER, 1).unwrap();
+        other.fill(&late, &change(2, 0, 2, 60).op());
+        let end = other.append(OTHER, &change(1, 0, 1, 5).op()).unwrap();
+        let then = || match writer_is_between {
+            true => other.commit(&late).unwrap(),
+            false => other.persist_up_to(OTHER, end).unwrap(),
+        };
+        let (after_load, before_swap) = match writer_is_between {
+            true => (None, Some(Word::Passed)),
+            false => (Some(Word::Passed), None),
+        };
+        let between = Between {
+            words: &words,
+            after_load: Cell::new(after_load),
+            before_swap: Cell::new(before_swap),
+            then: &then,
+        };
+        let log = Log::attach(&image, between).unwrap();
+        match writer_is_between {
+            true => log.persist_up_to(ME, end).unwrap(),
+            false => log.commit(&late).unwrap(),
+        }
+        // Both have returned: the sync, and the writer behind whose entry another is durable.
+        let found = scan(&worst(&image), Lost::Unsynced).unwrap();
+        assert_eq!(firsts(&found)[..2], [32, 33], "the writer goes in between: {writer_is_between}");
+    }
+}
+
+#[test]
+fn what_a_crash_tore_of_an_entry_that_was_passed_is_a_hole_and_no_damage() {
+    let image = made(32, Promise::AtSync, PersistenceDomain::PageCache);
+    let log = Log::start(&image, LocalWords::default(), Promise::AtSync).unwrap();
+    let late = log.reserve(OTHER, 1).unwrap();
+    let end = log.append(ME, &change(1, 0, 1, 5).op()).unwrap();
+    log.persist_up_to(ME, end).unwrap();
+    log.fill(&late, &change(2, 0, 2, 60).op());
+    image.fail_after_psyncs(0);
+    log.commit(&late).unwrap_err();
+    // Its header and its word have come to the medium by themselves, and its data has not.
+    let headers = log.layout().data(0) - 4096;
+    image.persist_alone(headers..headers + 4096);
+    let found = scan(&worst(&image), Lost::Unsynced).unwrap();
+    assert_eq!((firsts(&found), found.damaged.len(), &found.holes[..]), (vec![33, 34], 0, &[32][..]));
+}
+
+#[test]
+fn a_recovery_makes_durable_what_it_goes_by() {
+    let image = made(32, Promise::AtSync, PersistenceDomain::PageCache);
+    let log = Log::start(&image, LocalWords::default(), Promise::AtSync).unwrap();
+    let _dead = log.reserve(OTHER, 1).unwrap();
+    log.append(ME, &change(1, 0, 1, 5).op()).unwrap();
+    // All processes died, and nothing was lost; the machine dies when the first byte may be in its file.
+    let found = scan(&image, Lost::Nothing).unwrap();
+    assert_eq!(firsts(&found), [33]);
+    let mut recovery = Recovery::begin(&image, found, Policy::Hold).unwrap();
+    recovery.poll().expect("there is something to be done");
+    let found = scan(&worst(&image), Lost::Unsynced).unwrap();
+    assert_eq!((firsts(&found), found.damaged.len(), found.end), (vec![33], 0, 34));
+}
+
 #[test]
 fn what_is_seen_committed_is_secured_before_it_is_carried_out() {
     for promise in [Promise::AtReturn, Promise::AtSync] {
@@ -92,6 +191,22 @@ fn what_is_seen_committed_is_secured_before_it_is_carried_out() {
         log.secure(&(32..35)).unwrap();
         assert_eq!(firsts(&scan(&worst(&image), Lost::Unsynced).unwrap()), [32]);
     }
+}
+
+#[test]
+fn a_medium_that_fails_is_said_to_have_and_nothing_is_promised() {
+    let image = made(8, Promise::AtSync, PersistenceDomain::PageCache);
+    let log = Log::start(&image, LocalWords::default(), Promise::AtSync).unwrap();
+    let end = log.append(ME, &change(1, 0, 1, 1).op()).unwrap();
+    image.fail_after_psyncs(0);
+    for _ in 0..2 {
+        assert!(matches!(log.persist_up_to(ME, end), Err(AppendError::Medium(_))), "and again");
+    }
+    assert!(log.advance(end).is_err() && log.secure(&(8..end)).is_err());
+    image.fail_after_psyncs(u64::MAX);
+    assert_eq!(firsts(&scan(&worst(&image), Lost::Unsynced).unwrap()), []);
+    log.persist_up_to(ME, end).unwrap();
+    assert_eq!(firsts(&scan(&worst(&image), Lost::Unsynced).unwrap()), [8]);
 }
 
 #[test]
@@ -197,7 +312,7 @@ fn a_group_and_a_sync_in_every_way_that_a_crash_can_leave_them() {
         let image = made(8, promise, domain);
         let words = LocalWords::default();
         let layout = scan(&image, Lost::Nothing).unwrap().layout;
-        drop(Log::start(&image, &words, promise).unwrap());
+        Log::start(&image, &words, promise).unwrap();
         let image = CrashImage::from_bytes(image.bytes(), domain);
         // Where nothing is fenced there are many more ways.
         let writes = match promise {
