@@ -112,7 +112,8 @@ impl Words for Between<'_> {
 #[test]
 fn either_a_sync_sees_the_writer_or_the_writer_sees_the_sync() {
     for writer_is_between in [true, false] {
-        let image = made(32, Promise::AtSync, PersistenceDomain::PageCache);
+        // By lines, so that nothing is written back for being near.
+        let image = made(32, Promise::AtSync, PersistenceDomain::Adr);
         let words = LocalWords::default();
         let other = Log::start(&image, &words, Promise::AtSync).unwrap();
         let late = other.reserve(OTHER, 1).unwrap();
