@@ -33,7 +33,7 @@ impl Entry {
         self.first + self.count
     }
 
-    /// The change, with the data that [`payload`] has read. `None`: it is none that this release knows.
+    /// The change, with the data that [`Log::payload`](crate::log::Log::payload) has read. `None`: it is none that this release knows.
     #[must_use]
     pub fn op<'a>(&self, payload: &'a [u8]) -> Option<Op<'a>> {
         match self.kind {
