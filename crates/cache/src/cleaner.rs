@@ -80,11 +80,14 @@ pub enum Action {
         /// The index behind the batch.
         upto: u64,
     },
-    /// Carry this out; its data is read from the log ([`Log::payload`]).
+    /// Carry this out; its data is read from the log ([`Log::payload`]). Names were changed by who logged that.
     Apply {
         /// What is to be carried out.
         entry: Entry,
     },
+    /// Bring about what names mean in the end ([`Recovery::names`](crate::recovery::Recovery::names)), durably. Only a recovery asks for it,
+    /// and first.
+    Names,
     /// Sync a file or a directory.
     Sync {
         /// Which one it is.
@@ -159,6 +162,7 @@ impl Work {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
     Idle,
+    Names,
     Persist,
     /// The next one of the batch to be carried out.
     Apply(usize),
@@ -265,6 +269,11 @@ impl Cleaner {
         self.queue.push_back(Work { entry, files, span: op.and_then(Op::span) });
     }
 
+    /// Asks for the names, before there is a batch: nothing else runs meanwhile.
+    pub(crate) fn names_first(&mut self) {
+        self.stage = Stage::Names;
+    }
+
     /// How many entries wait for a batch.
     fn waiting(&self) -> u64 {
         self.queue.back().map_or(0, |last| last.entry.end() - self.queue[0].entry.first)
@@ -306,7 +315,11 @@ impl Cleaner {
                 return None;
             }
             (self.stopped, self.retries) = (None, false);
-            self.stage = Stage::Persist;
+            self.stage = match (self.stage, self.replays) {
+                (Stage::Names, _) => Stage::Names,
+                (_, true) => Stage::Apply(0),
+                (_, false) => Stage::Persist,
+            };
         }
         loop {
             match self.stage {
@@ -348,7 +361,10 @@ impl Cleaner {
                         self.stage = Stage::Advance;
                     }
                 }
-                Stage::Persist | Stage::Advance | Stage::Free if !self.running.is_empty() => return None,
+                Stage::Names | Stage::Persist | Stage::Advance | Stage::Free if !self.running.is_empty() => {
+                    return None;
+                }
+                Stage::Names => return Some(self.ask(Action::Names, 0)),
                 Stage::Persist => {
                     return Some(self.ask(Action::Persist { from: self.tail, upto: self.behind() }, 0));
                 }
@@ -399,6 +415,7 @@ impl Cleaner {
             Action::Persist { .. } => self.stage = Stage::Apply(0),
             Action::Advance { .. } => self.stage = Stage::Free,
             Action::Free { .. } => self.end(),
+            Action::Names => self.stage = Stage::Idle,
             Action::Apply { .. } | Action::Sync { .. } => {}
         }
     }
@@ -409,7 +426,7 @@ impl Cleaner {
         let file = match doing {
             Action::Apply { entry } => Some(entry.file),
             Action::Sync { file } => Some(file),
-            Action::Persist { .. } | Action::Advance { .. } | Action::Free { .. } => None,
+            Action::Persist { .. } | Action::Names | Action::Advance { .. } | Action::Free { .. } => None,
         };
         self.retries = false;
         self.stopped.get_or_insert(Stopped { doing, file, why: why.to_owned() });

@@ -1,14 +1,14 @@
 //! What an entry does to files and names.
 //!
-//! **Applied once or many times.** A recovery may be cut short and begun anew, and finds files in which some entries, or all, were applied already.
-//! What concerns a file's bytes is absolute, so a second time changes nothing in the end. What concerns names is *conditional*: a name is taken away, or
-//! moved, only where it still means the file that the entry names, and given only where it means none; otherwise the entry was
-//! applied before, and what the name means now came after it and is for a later entry to change. Who applies them has to keep to that. A file
-//! that lost its last name may be gone: what is left to be done to its bytes is nobody's loss.
+//! **Applied once or many times.** A recovery may be cut short and begun anew, and finds files in which some changes, or all, were carried out
+//! already. What concerns a file's bytes is absolute, so a second time changes nothing in the end. Changes of names are not: `a` to `b`, `b` to `a`, `c` to
+//! `b`, carried out again on their own result, replace what came from `c` by what was `a`, and it has no name left. To carry one out only where the
+//! name still means its file does not help either, as a name can come to mean it again. So a recovery carries out none of them: it brings about what each name
+//! means in the end ([`Names`](crate::recovery::Names)), which is absolute too.
 //!
 //! **Logged before or after.** Who changes a name through the log commits the entry before it does so in the file system, so that nothing is built on a change
 //! that the log lacks. A file that is made is the exception, as it is only known afterwards: unlogged, it is an empty file that
-//! nobody was told of.
+//! nobody was told of. While the log is open, names are the program's own to change, and of their entries only the directories are left to be synced.
 
 use remanence_codec::{Malformed, Reader, TooLong, Writer};
 
@@ -96,8 +96,8 @@ pub enum Op<'a> {
         from: Name<'a>,
         /// The name that comes.
         to: Name<'a>,
-        /// The flags of `renameat2`.
-        flags: u32,
+        /// What had that name, if both were exchanged, and gets the other one.
+        exchanged: Option<FileId>,
     },
 }
 
@@ -127,6 +127,33 @@ impl<'a> Op<'a> {
             | Self::Link { at, .. }
             | Self::Unlink { at, .. } => [Some(at.directory), None],
             Self::Rename { from, to, .. } => [Some(from.directory), Some(to.directory)],
+        }
+    }
+
+    /// The files and directories that it names, the first of which it is about.
+    #[must_use]
+    pub fn files(&self) -> Vec<FileId> {
+        let exchanged = match *self {
+            Self::Rename { exchanged, .. } => exchanged,
+            _ => None,
+        };
+        std::iter::once(self.file())
+            .chain(self.directories().into_iter().flatten())
+            .chain(exchanged)
+            .collect()
+    }
+
+    /// What names mean when it is carried out: `None` for nothing.
+    #[must_use]
+    pub fn meanings(&self) -> [Option<(Name<'a>, Option<FileId>)>; 2] {
+        match *self {
+            Self::Write { .. } | Self::Truncate { .. } | Self::Allocate { .. } => [None, None],
+            Self::Create { file, at, .. } | Self::Symlink { file, at, .. } | Self::Link { file, at } => {
+                [Some((at, Some(file))), None]
+            }
+            Self::Unlink { at, .. } => [Some((at, None)), None],
+            // The last one counts where both names are one.
+            Self::Rename { file, from, to, exchanged } => [Some((from, exchanged)), Some((to, Some(file)))],
         }
     }
 
@@ -181,11 +208,12 @@ impl<'a> Op<'a> {
                 out.u8(6);
                 name(&mut out, at);
             }
-            Self::Rename { from, to, flags, .. } => {
+            Self::Rename { from, to, exchanged, .. } => {
                 out.u8(7);
                 name(&mut out, from);
                 name(&mut out, to);
-                out.u32_le(flags);
+                out.u8(u8::from(exchanged.is_some()));
+                out.u32_le(exchanged.map_or(0, |other| other.0));
             }
         }
         out.finish()
@@ -215,7 +243,9 @@ impl<'a> Op<'a> {
             5 => Self::Link { file, at: name(&mut bytes)? },
             6 => Self::Unlink { file, at: name(&mut bytes)? },
             7 => {
-                Self::Rename { file, from: name(&mut bytes)?, to: name(&mut bytes)?, flags: bytes.u32_le()? }
+                let (from, to) = (name(&mut bytes)?, name(&mut bytes)?);
+                let (exchanged, other) = (bytes.bool()?, FileId(bytes.u32_le()?));
+                Self::Rename { file, from, to, exchanged: exchanged.then_some(other) }
             }
             _ => return bytes.fail(),
         };
@@ -240,7 +270,8 @@ mod tests {
             Op::Symlink { file, at, target: b"target" },
             Op::Link { file, at },
             Op::Unlink { file, at: to },
-            Op::Rename { file, from: at, to, flags: 1 },
+            Op::Rename { file, from: at, to, exchanged: None },
+            Op::Rename { file, from: at, to, exchanged: Some(FileId(8)) },
         ] {
             let payload = op.payload().expect("it is short");
             assert_eq!(Op::parse(file, &payload), Ok(op));

@@ -228,8 +228,7 @@ impl Scan {
             return Ok((entry, Vec::new()));
         }
         let op = entry.op(&payload).ok_or_else(|| Damage::of(&entry, Flaw::Unknown))?;
-        let files: Vec<FileId> =
-            std::iter::once(op.file()).chain(op.directories().into_iter().flatten()).collect();
+        let files = op.files();
         match files.iter().all(|file| Identity::read(medium, &self.layout, *file).is_some()) {
             true => Ok((entry, files)),
             false => Err(Damage::of(&entry, Flaw::File)),
@@ -244,6 +243,49 @@ pub enum Policy {
     Hold,
     /// It is given up, and what is behind it is carried out.
     Skip,
+}
+
+/// What names mean when all is carried out.
+///
+/// Whoever brings it about keeps what will have a name from losing its last one meanwhile: first what is to get a name that it has not gets another
+/// one for the time being, then those are put in place, then names that mean nothing are taken away; what a recovery that was cut short has left of
+/// the names for the time being goes last. A name that means a file that the log does not know was given by somebody who does not use
+/// it: that is left alone, and told.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Names {
+    /// Of each directory and name that changed, what it means.
+    pub means: BTreeMap<(FileId, Vec<u8>), Option<FileId>>,
+    /// What is to be made if it is not there: its first change was lost, and all others are in the log.
+    pub made: BTreeMap<FileId, Made>,
+}
+
+/// How something is made.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Made {
+    /// A file, a directory or whatever its mode says.
+    Node {
+        /// Its type and permissions, as in `st_mode`.
+        mode: u32,
+    },
+    /// A symbolic link.
+    Symlink {
+        /// What it says.
+        target: Vec<u8>,
+    },
+}
+
+impl Names {
+    fn change(&mut self, op: &Op<'_>) {
+        for (name, means) in op.meanings().into_iter().flatten() {
+            self.means.insert((name.directory, name.name.to_vec()), means);
+        }
+        let made = match *op {
+            Op::Create { mode, .. } => Made::Node { mode },
+            Op::Symlink { target, .. } => Made::Symlink { target: target.to_vec() },
+            _ => return,
+        };
+        self.made.insert(op.file(), made);
+    }
 }
 
 /// How a recovery has ended.
@@ -262,6 +304,7 @@ pub struct Recovery {
     held: Held,
     /// The first index that is still needed when something is held.
     keep: u64,
+    names: Names,
     cleaner: Cleaner,
 }
 
@@ -277,6 +320,7 @@ impl Recovery {
         let mut recovery = Self {
             held: Held::nothing(),
             keep: scan.end,
+            names: Names::default(),
             cleaner: Cleaner::replaying((scan.layout.geometry.entries / 4).clamp(1, 10_000), tail),
             scan,
         };
@@ -318,10 +362,16 @@ impl Recovery {
             // It was whole a moment ago. If it is not any more, whoever carries it out finds the same.
             let read = read::payload(medium, &self.scan.layout, &item.entry, &mut payload);
             let op: Option<Op<'_>> = read.ok().and_then(|()| item.entry.op(&payload));
-            self.cleaner.offer(item.entry, op.as_ref());
+            match op {
+                Some(op) if op.span().is_none() => self.names.change(&op),
+                op => self.cleaner.offer(item.entry, op.as_ref()),
+            }
         }
         for damage in damaged {
             self.hold(damage);
+        }
+        if !self.names.means.is_empty() {
+            self.cleaner.names_first();
         }
     }
 
@@ -341,7 +391,13 @@ impl Recovery {
         &self.scan
     }
 
-    /// What is to be done next: changes and syncs of files, and nothing else. `None` when it is stopped, waits for what runs, or has come to its end.
+    /// What names are to mean ([`Action::Names`]).
+    #[must_use]
+    pub const fn names(&self) -> &Names {
+        &self.names
+    }
+
+    /// What is to be done next: the names, then changes and syncs of files, and nothing else. `None` when it is stopped, waits for what runs, or has come to its end.
     pub fn poll(&mut self) -> Option<(Token, Action)> {
         self.cleaner.poll(|_| true)
     }

@@ -61,6 +61,7 @@ fn said(action: &Action) -> String {
         Action::Persist { upto, .. } => format!("persist {upto}"),
         Action::Apply { entry } => format!("apply {}", entry.first),
         Action::Sync { file } => format!("sync {}", file.0),
+        Action::Names => "names".to_owned(),
         Action::Advance { tail } => format!("advance {tail}"),
         Action::Free { tail } => format!("free {tail}"),
     }

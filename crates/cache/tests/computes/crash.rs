@@ -229,6 +229,7 @@ impl Run {
                     self.note(image, Event::Applied(entry.first));
                 }
                 Action::Sync { file } => self.note(image, Event::FileSynced(file.0)),
+                Action::Names => panic!("this is no recovery"),
                 Action::Advance { tail } => log.advance(tail).expect("the medium stands"),
                 Action::Free { tail } => log.free(tail),
             }

@@ -1,9 +1,10 @@
 //! What rots in a log is told, and what is behind it is held.
 
+use remanence_cache::cleaner::Action;
 use remanence_cache::entry::Owner;
 use remanence_cache::format::{Held, Lost, OpenError, Promise};
 use remanence_cache::log::Log;
-use remanence_cache::recovery::{Outcome, Policy, scan};
+use remanence_cache::recovery::{Outcome, Policy, Recovery, scan};
 use remanence_cache::table::FileId;
 use remanence_cache::words::LocalWords;
 use remanence_cache::{Damage, Flaw};
@@ -175,4 +176,35 @@ fn either_copy_of_superblock_and_root_will_do() {
         let error = scan(&image, Lost::Unsynced).unwrap_err();
         assert!(error.to_string().contains("damaged"), "{error}");
     }
+}
+
+#[test]
+fn what_names_mean_in_the_end_is_brought_about_and_not_each_change() {
+    let changes = [
+        Change::Rename { file: 1, from: b"a", to: b"b" },
+        change(1, 0, 1, 4),
+        Change::Rename { file: 1, from: b"b", to: b"a" },
+        Change::Rename { file: 2, from: b"c", to: b"b" },
+    ];
+    let image = written(Promise::AtReturn, &changes);
+    let mut recovery = Recovery::begin(&image, scan(&image, Lost::Unsynced).unwrap(), Policy::Hold).unwrap();
+    let means: Vec<_> = recovery.names().means.iter().map(|((_, name), means)| (&name[..], *means)).collect();
+    assert_eq!(means, [(&b"a"[..], Some(FileId(1))), (b"b", Some(FileId(2))), (b"c", None)]);
+    let (token, action) = recovery.poll().unwrap();
+    assert_eq!((action, recovery.poll()), (Action::Names, None), "nothing runs beside it");
+    recovery.failed(token, "no space is left on the device");
+    recovery.retry();
+    let (token, action) = recovery.poll().unwrap();
+    assert_eq!(action, Action::Names);
+    recovery.done(token);
+    let Some((token, Action::Apply { entry })) = recovery.poll() else { panic!("{recovery:?}") };
+    assert_eq!((entry.first, recovery.names().made.len()), (17, 0));
+    recovery.failed(token, "input/output error");
+    recovery.retry();
+    let Some((token, Action::Apply { .. })) = recovery.poll() else { panic!("{recovery:?}") };
+    recovery.done(token);
+    let Some((token, Action::Sync { file: FileId(1) })) = recovery.poll() else { panic!("{recovery:?}") };
+    recovery.done(token);
+    assert_eq!(recovery.poll(), None);
+    assert_eq!(recovery.finish(&image).unwrap(), Outcome::Empty);
 }

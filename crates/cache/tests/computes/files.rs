@@ -31,7 +31,7 @@ impl Change {
             Self::Create { file, name } => Op::Create { file: FileId(*file), at: at(name), mode: 0 },
             Self::Unlink { file, name } => Op::Unlink { file: FileId(*file), at: at(name) },
             Self::Rename { file, from, to } => {
-                Op::Rename { file: FileId(*file), from: at(from), to: at(to), flags: 0 }
+                Op::Rename { file: FileId(*file), from: at(from), to: at(to), exchanged: None }
             }
         }
     }
@@ -53,10 +53,8 @@ pub(crate) struct Files {
 }
 
 impl Files {
-    /// Carries an operation out, as whoever applies one has to: names on conditions.
+    /// Carries an operation out.
     pub(crate) fn apply(&mut self, op: &Op<'_>) {
-        let means =
-            |names: &BTreeMap<Vec<u8>, u32>, at: &Name<'_>, file: FileId| names.get(at.name) == Some(&file.0);
         match op {
             Op::Write { file, offset, bytes } => {
                 let content = self.bytes.entry(file.0).or_default();
@@ -67,17 +65,13 @@ impl Files {
                 content[*offset as usize..end].copy_from_slice(bytes);
             }
             Op::Truncate { file, len } => self.bytes.entry(file.0).or_default().resize(*len as usize, 0),
-            Op::Create { file, at, .. } => {
-                self.names.entry(at.name.to_vec()).or_insert(file.0);
-            }
-            Op::Unlink { file, at } if means(&self.names, at, *file) => {
-                self.names.remove(at.name);
-            }
-            Op::Rename { file, from, to, .. } if means(&self.names, from, *file) => {
+            Op::Create { file, at, .. } => drop(self.names.insert(at.name.to_vec(), file.0)),
+            Op::Unlink { at, .. } => drop(self.names.remove(at.name)),
+            Op::Rename { file, from, to, .. } => {
                 self.names.remove(from.name);
                 self.names.insert(to.name.to_vec(), file.0);
             }
-            _ => {}
+            other => panic!("no test has {other:?}"),
         }
     }
 }
@@ -176,6 +170,21 @@ pub(crate) fn recover(
                 disk.write(&entry.op(&payload).expect("it is a change"));
             }
             Action::Sync { file } => disk.sync(file.0),
+            Action::Names => {
+                let known = |name: &[u8]| [&b"a"[..], b"b", b"c"].into_iter().find(|known| *known == name);
+                for ((_, name), means) in &recovery.names().means {
+                    let name = known(name).expect("a name");
+                    disk.cached.push(match means {
+                        Some(file) => Change::Create { file: file.0, name },
+                        None => Change::Unlink { file: 0, name },
+                    });
+                }
+                // It may be cut short within.
+                if actions < u64::MAX / 2 && choices.pick(4) == 0 {
+                    return None;
+                }
+                disk.sync(DIRECTORY.0);
+            }
             other => panic!("a recovery does not ask for {other:?}"),
         }
         recovery.done(token);

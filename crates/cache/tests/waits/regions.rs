@@ -98,6 +98,7 @@ fn clean(log: &Log<&Region, MappedWords<&Region>>, ended: &AtomicU64) -> BTreeMa
                 *next += 1;
             }
             Action::Sync { .. } => {}
+            Action::Names => panic!("this is no recovery"),
             Action::Advance { tail } => log.advance(tail).unwrap(),
             Action::Free { tail } => log.free(tail),
         }
