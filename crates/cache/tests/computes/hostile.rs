@@ -8,7 +8,7 @@ use remanence_cache::log::Log;
 use remanence_cache::recovery::{Policy, Recovery, scan};
 use remanence_cache::table::{FileTable, Identity};
 use remanence_cache::words::LocalWords;
-use remanence_pmem::crash_image::CrashImage;
+use remanence_pmem::crash_image::{CrashImage, Explorer};
 use remanence_pmem::image::Fault;
 use remanence_pmem::layout::Uuid;
 use remanence_pmem::{Medium, PersistenceDomain};
@@ -162,4 +162,37 @@ fn a_number_of_a_file_is_used_again_when_no_entry_names_it() {
     assert_eq!(table.register(&reused, 30).unwrap(), second);
     let long = Identity { path: vec![b'x'; 65], ..identity(5) };
     assert!(table.register(&long, 99).unwrap_err().to_string().contains("longer than the 64 bytes"));
+}
+
+#[test]
+fn a_crash_while_a_log_is_made_leaves_none_or_a_whole_one() {
+    let geometry = Geometry { entries: 8, slot: 64, files: 1, path_max: 64 };
+    let make = |image: &CrashImage| format::make(image, Uuid([1; 16]), geometry, 1, Promise::AtSync);
+    for domain in [PersistenceDomain::Adr, PersistenceDomain::PageCache] {
+        let start = CrashImage::new(geometry.size(), domain);
+        // What lies behind the head of a blank medium may be anything.
+        start.write(9000, &[0xee; 9000]);
+        let start = CrashImage::from_bytes(start.bytes(), domain);
+        let explorer = Explorer { ways_max: 40, samples: 40, ..Explorer::default() };
+        let (mut none, mut whole) = (0, 0);
+        explorer.run(
+            &start,
+            |image| {
+                make(image).unwrap();
+            },
+            |crashed, _| match scan(crashed, Lost::Unsynced) {
+                Err(OpenError::Image(Fault::Blank | Fault::Making)) => {
+                    none += 1;
+                    make(crashed).unwrap();
+                    assert!(scan(crashed, Lost::Unsynced).unwrap().is_clean());
+                }
+                found => {
+                    whole += 1;
+                    assert!(found.unwrap().is_clean());
+                    Log::start(crashed, LocalWords::default(), Promise::AtSync).unwrap();
+                }
+            },
+        );
+        assert!(none > 10 && whole > 1, "{none} and {whole}");
+    }
 }

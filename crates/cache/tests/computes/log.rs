@@ -7,12 +7,12 @@ use remanence_cache::format::{Lost, OpenError, Promise};
 use remanence_cache::log::{AppendError, Log, Look};
 use remanence_cache::op::Op;
 use remanence_cache::recovery::{Outcome, Policy, Recovery, Scan, scan};
-use remanence_cache::table::FileId;
+use remanence_cache::table::{FileId, FileTable, Identity};
 use remanence_cache::words::{LocalWords, MappedWords, WORDS_LEN, Word, Words};
 use remanence_pmem::crash_image::{CrashImage, EveryWay, Explorer, Failure, Lazy};
 use remanence_pmem::{Medium, PersistenceDomain};
 
-use crate::crash::made;
+use crate::crash::{identity, made};
 use crate::files::{Change, Disk, recover};
 
 const ME: Owner = Owner::new(1);
@@ -302,6 +302,35 @@ fn words_in_a_mapping_are_words_too() {
     assert_eq!((other.head(), other.tail(), other.promise()), (9, 8, Promise::AtReturn));
     assert_eq!(other.append(OTHER, &change(1, 0, 1, 1).op()).unwrap(), 10);
     assert_eq!(log.head(), 10);
+}
+
+#[test]
+fn a_slot_of_the_table_is_durable_before_an_entry_names_it() {
+    let image = made(8, Promise::AtReturn, PersistenceDomain::Adr);
+    let words = LocalWords::default();
+    let layout = *Log::start(&image, &words, Promise::AtReturn).unwrap().layout();
+    let image = CrashImage::from_bytes(image.bytes(), PersistenceDomain::Adr);
+    let mut there = 0;
+    Explorer::default().run(
+        &image,
+        |image| {
+            // The slot was another file's, of which no entry is left.
+            let file = FileTable::attach(image, layout, 8).register(&identity(9), 8).unwrap();
+            let log = Log::attach(image, &words).unwrap();
+            log.append(ME, &change(file.0, 0, 1, 9).op()).unwrap();
+            image.note(1);
+        },
+        |crashed, notes| {
+            let found = scan(crashed, Lost::Unsynced).unwrap();
+            assert_eq!(found.damaged, []);
+            assert!(notes.is_empty() || found.items.len() == 1);
+            for item in &found.items {
+                assert_eq!(Identity::read(crashed, &layout, item.entry.file), Some(identity(9)));
+                there += 1;
+            }
+        },
+    );
+    assert!(there > 1, "some crashes came behind the entry");
 }
 
 /// Every outcome of every step, and not some of them.
