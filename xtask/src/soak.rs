@@ -62,6 +62,12 @@ const RUNS: &[Run] = &[
         NIGHT,
         test!("coord", "--test", "computes", "crash::"),
     ),
+    run_of(
+        "cache-crash",
+        "the write cache's crashes at every persist point, and deaths of its writers",
+        NIGHT,
+        test!("cache", "--test", "computes", "crash::"),
+    ),
     run_of("log-kill", "servers of a log, killed", NIGHT, test!("cli", "--test", "waits", "log::")),
     run_of(
         "blobs",

@@ -1,0 +1,467 @@
+//! What a crash has left of a log, and how it comes into its files.
+//!
+//! [`scan`] looks and changes nothing: it is the dry run. [`Recovery`] then makes what it has found durable, *seals* that (a second recovery
+//! decides the same, whatever else is lost meanwhile), has the entries carried out by a [`Cleaner`], and moves the tail a whole lap on, behind every index
+//! that anybody can have reserved. So it may be cut short anywhere and begun anew; what was not promised and was dropped never comes back.
+//!
+//! **What counts.** An entry is whole if its commit word, the headers of its group and their data fit. Let *known* be the highest index
+//! below which all was durable, as any whole header says, or a mark (`log.rs`).
+//!
+//! | at an index | committed and whole | not committed | committed, not whole |
+//! |---|---|---|---|
+//! | fenced, or nothing was lost | counts | hole | damaged |
+//! | a place that a mark names | counts | hole | hole |
+//! | below *known* | counts | damaged: it is missing | damaged |
+//! | from *known* on | counts | the end | the end; told, as it may be damaged |
+//!
+//! Under [`Promise::AtReturn`] all are fenced. A commit word that no writer ever wrote before a group that is whole is mended: the checksums prove the
+//! group; before any other it is damage.
+
+use std::collections::BTreeMap;
+
+use remanence_pmem::Medium;
+
+use crate::cleaner::{Action, Cleaner, Stopped, Token};
+use crate::entry::{Commit, Kind, commit};
+use crate::format::{Held, Layout, Lost, OpenError, Promise, Record, Seal};
+use crate::log::passed;
+use crate::op::Op;
+use crate::read::{self, Damage, Entry, Flaw};
+use crate::table::{FileId, Identity};
+
+/// An entry that counts.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Item {
+    /// What is to be carried out.
+    pub entry: Entry,
+    /// The files that it is about: the first, and directories.
+    pub files: Vec<FileId>,
+    /// Its commit word was damaged.
+    pub mended: bool,
+}
+
+/// What a log has.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Scan {
+    /// Where things lie.
+    pub layout: Layout,
+    /// What the root record says.
+    pub record: Record,
+    /// What was lost, as far as this log is concerned.
+    pub lost: Lost,
+    /// The entries that count, in their order.
+    pub items: Vec<Item>,
+    /// Those that should be there and are not whole, in their order.
+    pub damaged: Vec<Damage>,
+    /// Places of writers that died before they had committed.
+    pub holes: Vec<u64>,
+    /// The index from which on nothing counts.
+    pub end: u64,
+    /// What lies from there on and was committed, and is not whole: nobody was told that it is durable, as far as the log still knows.
+    pub unsure: Vec<Damage>,
+    /// How many whole entries from there on are dropped: something before them is missing, and nobody was told that they are durable.
+    pub dropped: u64,
+}
+
+impl Scan {
+    /// Whether its files lack nothing, and it can be opened as it is.
+    #[must_use]
+    pub fn is_clean(&self) -> bool {
+        !self.record.open && self.record.seal.is_none()
+    }
+}
+
+/// What is known of a log besides each entry's own bytes.
+struct Evidence {
+    /// All below was durable, but for what marks name.
+    known: u64,
+    /// Places that marks name, each with how many entries it has.
+    passed: BTreeMap<u64, u64>,
+}
+
+impl Evidence {
+    fn gather(medium: &impl Medium, layout: &Layout, tail: u64) -> Self {
+        let mut evidence = Self { known: tail, passed: BTreeMap::new() };
+        let mut payload = Vec::new();
+        for index in tail..tail + layout.geometry.entries {
+            let (word, header) = read::line(medium, layout, index);
+            let Some(header) = header else { continue };
+            if header.durable <= index {
+                evidence.known = evidence.known.max(header.durable);
+            }
+            let set = matches!(
+                commit(layout.salt, index, layout.geometry.entries, word),
+                Commit::Set { .. } | Commit::Damaged
+            );
+            if header.kind != Kind::Mark || header.back != 0 || !set {
+                continue;
+            }
+            let Ok(mark) = read::group(medium, layout, index) else { continue };
+            if mark.offset <= index && read::payload(medium, layout, &mark, &mut payload).is_ok() {
+                evidence.known = evidence.known.max(mark.offset);
+                evidence.passed.extend(passed(&payload));
+            }
+        }
+        evidence
+    }
+
+    fn has_passed(&self, index: u64) -> bool {
+        self.passed.range(..=index).next_back().is_some_and(|(first, count)| index - first < *count)
+    }
+}
+
+/// Looks at what a log has, and changes nothing. `lost` is what the failure can have taken; where that is not certain it is
+/// [`Lost::Unsynced`]. No bytes make it panic.
+///
+/// # Errors
+/// There is no log that can be read.
+pub fn scan(medium: &impl Medium, lost: Lost) -> Result<Scan, OpenError> {
+    let layout = Layout::read(medium)?;
+    let record = Record::peek(medium, &layout)?;
+    let lost = record.seal.as_ref().map_or(lost, |seal| seal.lost);
+    let mut scan = Scan {
+        layout,
+        lost,
+        items: Vec::new(),
+        damaged: Vec::new(),
+        holes: Vec::new(),
+        end: record.tail,
+        unsure: Vec::new(),
+        dropped: 0,
+        record,
+    };
+    if !scan.is_clean() {
+        scan.look(medium);
+    }
+    Ok(scan)
+}
+
+/// What an entry that is due turned out to be.
+enum Verdict {
+    Counts(Item),
+    Hole,
+    Damaged(Damage),
+    End(Option<Damage>),
+}
+
+impl Scan {
+    fn look(&mut self, medium: &impl Medium) {
+        let tail = self.record.tail;
+        let lap = tail + self.layout.geometry.entries;
+        let evidence = Evidence::gather(medium, &self.layout, tail);
+        let until = self.record.seal.as_ref().map_or(lap, |seal| seal.end);
+        let mut at = tail;
+        while at < until {
+            match self.judge(medium, &evidence, at) {
+                Verdict::Counts(item) => {
+                    at = item.entry.end();
+                    self.items.push(item);
+                    self.end = at;
+                }
+                Verdict::Hole => {
+                    self.holes.push(at);
+                    at += 1;
+                }
+                Verdict::Damaged(damage) => {
+                    at += damage.count.max(1);
+                    self.damaged.push(damage);
+                    self.end = at.min(until);
+                }
+                Verdict::End(_) => break,
+            }
+        }
+        // A place behind all that counts is nobody's loss.
+        self.holes.retain(|hole| *hole < self.end);
+        if self.record.seal.is_some() {
+            self.end = until;
+            return;
+        }
+        let mut at = self.end;
+        while at < lap {
+            at = match self.judge(medium, &evidence, at) {
+                Verdict::Counts(item) => {
+                    self.dropped += 1;
+                    item.entry.end()
+                }
+                Verdict::End(Some(damage)) => {
+                    self.unsure.push(damage);
+                    at + damage.count.max(1)
+                }
+                Verdict::Hole | Verdict::Damaged(_) | Verdict::End(None) => at + 1,
+            };
+        }
+    }
+
+    fn judge(&self, medium: &impl Medium, evidence: &Evidence, at: u64) -> Verdict {
+        let layout = &self.layout;
+        let (word, header) = read::line(medium, layout, at);
+        let state = commit(layout.salt, at, layout.geometry.entries, word);
+        let lost = self.lost == Lost::Unsynced && self.record.promise == Promise::AtSync;
+        let passed = evidence.has_passed(at);
+        let fenced = match state {
+            Commit::Set { fenced } => fenced || !lost,
+            Commit::Unset if !lost || passed => return Verdict::Hole,
+            Commit::Unset if at < evidence.known => {
+                return Verdict::Damaged(Damage::unknown(at, Flaw::Missing));
+            }
+            Commit::Unset => return Verdict::End(None),
+            // It was a crash that left no such word.
+            Commit::Damaged if header.is_none_or(|header| header.back != 0) => {
+                return Verdict::Damaged(Damage::unknown(at, Flaw::Commit));
+            }
+            Commit::Damaged => true,
+        };
+        match self.whole(medium, at) {
+            Ok((entry, files)) => Verdict::Counts(Item { entry, files, mended: state == Commit::Damaged }),
+            Err(_) if !fenced && passed => Verdict::Hole,
+            Err(damage) if !fenced && at >= evidence.known => Verdict::End(Some(damage)),
+            Err(damage) => Verdict::Damaged(damage),
+        }
+    }
+
+    /// A group that is whole, and the files that it is about.
+    fn whole(&self, medium: &impl Medium, at: u64) -> Result<(Entry, Vec<FileId>), Damage> {
+        let mut payload = Vec::new();
+        let entry = read::group(medium, &self.layout, at)?;
+        read::payload(medium, &self.layout, &entry, &mut payload)?;
+        if matches!(entry.kind, Kind::Hole | Kind::Mark) {
+            return Ok((entry, Vec::new()));
+        }
+        let op = entry.op(&payload).ok_or_else(|| Damage::of(&entry, Flaw::Unknown))?;
+        let files = op.files();
+        match files.iter().all(|file| Identity::read(medium, &self.layout, *file).is_some()) {
+            true => Ok((entry, files)),
+            false => Err(Damage::of(&entry, Flaw::File)),
+        }
+    }
+}
+
+/// What is done with what lies behind damage.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Policy {
+    /// What comes behind it and is about the same file is held, and the log stays as it is; of a file that is not known, all is.
+    Hold,
+    /// It is given up, and what is behind it is carried out.
+    Skip,
+}
+
+/// What names mean when all is carried out.
+///
+/// Whoever brings it about keeps what will have a name from losing its last one meanwhile: first what is to get a name that it has not gets another
+/// one for the time being, then those are put in place, then names that mean nothing are taken away; what a recovery that was cut short has left of
+/// the names for the time being goes last. A name that means a file that the log does not know was given by somebody who does not use
+/// it: that is left alone, and told.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Names {
+    /// Of each directory and name that changed, what it means.
+    pub means: BTreeMap<(FileId, Vec<u8>), Option<FileId>>,
+    /// What is to be made if it is not there: its first change was lost, and all others are in the log.
+    pub made: BTreeMap<FileId, Made>,
+}
+
+/// How something is made.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Made {
+    /// A file, a directory or whatever its mode says.
+    Node {
+        /// Its type and permissions, as in `st_mode`.
+        mode: u32,
+    },
+    /// A symbolic link.
+    Symlink {
+        /// What it says.
+        target: Vec<u8>,
+    },
+}
+
+impl Names {
+    fn change(&mut self, op: &Op<'_>) {
+        for (name, means) in op.meanings().into_iter().flatten() {
+            self.means.insert((name.directory, name.name.to_vec()), means);
+        }
+        let made = match *op {
+            Op::Create { mode, .. } => Made::Node { mode },
+            Op::Symlink { target, .. } => Made::Symlink { target: target.to_vec() },
+            _ => return,
+        };
+        self.made.insert(op.file(), made);
+    }
+}
+
+/// How a recovery has ended.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// All that counts is in its files, and the log is empty.
+    Empty,
+    /// What is behind damage in these files is not. The log is dirty until somebody says to skip the damage.
+    Held(Held),
+}
+
+/// A recovery under way.
+#[derive(Debug)]
+pub struct Recovery {
+    scan: Scan,
+    held: Held,
+    /// The first index that is still needed when something is held.
+    keep: u64,
+    names: Names,
+    cleaner: Cleaner,
+}
+
+impl Recovery {
+    /// Makes durable what was found, and what was decided about it, before any file is changed.
+    ///
+    /// # Errors
+    /// The medium failed, or the root record is damaged.
+    pub fn begin(medium: &impl Medium, mut scan: Scan, policy: Policy) -> Result<Self, OpenError> {
+        // Both copies of the root say so durably from here on.
+        scan.record = Record::read(medium, &scan.layout)?;
+        let tail = scan.record.tail;
+        let mut recovery = Self {
+            held: Held::nothing(),
+            keep: scan.end,
+            names: Names::default(),
+            cleaner: Cleaner::replaying((scan.layout.geometry.entries / 4).clamp(1, 10_000), tail),
+            scan,
+        };
+        if recovery.scan.is_clean() {
+            return Ok(recovery);
+        }
+        for item in &recovery.scan.items {
+            read::write_back(medium, &recovery.scan.layout, item.entry.first, item.entry.count);
+        }
+        medium.psync()?;
+        if recovery.scan.record.seal.is_none() {
+            let seal = Seal { end: recovery.scan.end, lost: recovery.scan.lost, due: Held::All };
+            recovery.scan.record = Record { open: true, seal: Some(seal), ..recovery.scan.record.clone() };
+            recovery.scan.record.store(medium)?;
+        }
+        recovery.plan(medium, policy);
+        Ok(recovery)
+    }
+
+    /// Hands the cleaner what is due, and holds what is behind damage.
+    fn plan(&mut self, medium: &impl Medium, policy: Policy) {
+        let due = self.scan.record.seal.as_ref().map_or(Held::All, |seal| seal.due.clone());
+        let damaged = if policy == Policy::Hold { self.scan.damaged.clone() } else { Vec::new() };
+        let mut damaged = damaged.iter().peekable();
+        let mut payload = Vec::new();
+        for item in self.scan.items.clone() {
+            while let Some(damage) = damaged.next_if(|damage| damage.first < item.entry.first) {
+                self.hold(damage);
+            }
+            if !item.files.iter().any(|file| due.has(*file)) {
+                continue;
+            }
+            // A change of names joins what it is about: what is held of one is held of all.
+            if item.files.iter().any(|file| self.held.has(*file)) {
+                self.keep = self.keep.min(item.entry.first);
+                item.files.iter().for_each(|file| hold(&mut self.held, Some(*file)));
+                continue;
+            }
+            // It was whole a moment ago. If it is not any more, whoever carries it out finds the same.
+            let read = read::payload(medium, &self.scan.layout, &item.entry, &mut payload);
+            let op: Option<Op<'_>> = read.ok().and_then(|()| item.entry.op(&payload));
+            match op {
+                Some(op) if op.span().is_none() => self.names.change(&op),
+                op => self.cleaner.offer(item.entry, op.as_ref()),
+            }
+        }
+        for damage in damaged {
+            self.hold(damage);
+        }
+        if !self.names.means.is_empty() {
+            self.cleaner.names_first();
+        }
+    }
+
+    /// Holds what is behind damage: of a file, if it was a write; of all, if names may have changed.
+    fn hold(&mut self, damage: &Damage) {
+        match (damage.kind, damage.file) {
+            (Some(Kind::Hole | Kind::Mark), _) => return,
+            (Some(Kind::Write), Some((file, ..))) => hold(&mut self.held, Some(file)),
+            _ => hold(&mut self.held, None),
+        }
+        self.keep = self.keep.min(damage.first);
+    }
+
+    /// What was found.
+    #[must_use]
+    pub const fn scan(&self) -> &Scan {
+        &self.scan
+    }
+
+    /// What names are to mean ([`Action::Names`]).
+    #[must_use]
+    pub const fn names(&self) -> &Names {
+        &self.names
+    }
+
+    /// What is to be done next: the names, then changes and syncs of files, and nothing else. `None` when it is stopped, waits for what runs, or has come to its end.
+    pub fn poll(&mut self) -> Option<(Token, Action)> {
+        self.cleaner.poll(|_| true)
+    }
+
+    /// What was asked for is done.
+    pub fn done(&mut self, token: Token) {
+        self.cleaner.done(token);
+    }
+
+    /// What was asked for has failed: nothing more is done until somebody says to [retry](Self::retry).
+    pub fn failed(&mut self, token: Token, why: &str) {
+        self.cleaner.failed(token, why);
+    }
+
+    /// Why it does nothing, if something has failed.
+    #[must_use]
+    pub const fn stopped(&self) -> Option<&Stopped> {
+        self.cleaner.stopped()
+    }
+
+    /// Begins the batch anew that failed.
+    pub fn retry(&mut self) {
+        self.cleaner.retry();
+    }
+
+    /// Reads the data of an entry that is to be carried out.
+    ///
+    /// # Errors
+    /// It is damaged: it was whole when the log was scanned.
+    pub fn payload(&self, medium: &impl Medium, entry: &Entry, into: &mut Vec<u8>) -> Result<(), Damage> {
+        read::payload(medium, &self.scan.layout, entry, into)
+    }
+
+    /// Empties the log when all was carried out.
+    ///
+    /// # Errors
+    /// The medium failed: the log is dirty, and a recovery may be begun anew.
+    ///
+    /// # Panics
+    /// Something was not carried out.
+    pub fn finish(self, medium: &impl Medium) -> Result<Outcome, OpenError> {
+        assert!(
+            self.cleaner.is_idle() && self.stopped().is_none(),
+            "a recovery ends when all is in its files"
+        );
+        let Scan { layout, record, end, lost, .. } = self.scan;
+        if record.open || record.seal.is_some() {
+            let promise = record.promise;
+            if !self.held.is_nothing() {
+                let seal = Seal { end, lost, due: self.held.clone() };
+                Record { tail: self.keep, promise, open: true, seal: Some(seal) }.store(medium)?;
+                return Ok(Outcome::Held(self.held));
+            }
+            // The head was never further than a lap above the persistent tail.
+            Record::empty(record.tail + layout.geometry.entries, promise).store(medium)?;
+        }
+        Ok(Outcome::Empty)
+    }
+}
+
+fn hold(held: &mut Held, file: Option<FileId>) {
+    match (held, file) {
+        (Held::Files(files), Some(file)) if !files.contains(&file) => files.push(file),
+        (Held::Files(_), Some(_)) | (Held::All, _) => {}
+        (held, None) => *held = Held::All,
+    }
+}

@@ -1,0 +1,225 @@
+//! The file table: which file a number means.
+//!
+//! A slot is durable before the first entry that names it, and is used for another file only when no entry at or above the persistent
+//! tail names the first one: [`release`](FileTable::release) is told the head of that moment. So a slot that is torn by a crash is one that no entry
+//! names, and one that an entry names and is not whole is damaged.
+
+use std::fmt;
+use std::io;
+
+use remanence_codec::printable;
+use remanence_pmem::Medium;
+
+use crate::format::Layout;
+
+/// Bytes of a slot before the path.
+pub(crate) const SLOT_HEAD: usize = 256;
+/// Bytes of the longest file handle (`MAX_HANDLE_SZ`).
+pub const HANDLE_MAX: usize = 128;
+
+const CRC: usize = 0;
+const PATH_LEN: usize = 4;
+const DEVICE: usize = 8;
+const INODE: usize = 16;
+const BORN: usize = 24;
+const HANDLE_TYPE: usize = 32;
+const HANDLE_LEN: usize = 36;
+const SLOT: usize = 40;
+const HANDLE: usize = 64;
+
+/// The number of a file in a log.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct FileId(pub u32);
+
+impl fmt::Display for FileId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "file {}", self.0)
+    }
+}
+
+/// What a file is known by, as no other file of this machine ever is: an inode's number alone is used again.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Identity {
+    /// The device of its file system.
+    pub device: u64,
+    /// The number of its inode.
+    pub inode: u64,
+    /// When it was made, in nanoseconds since 1970; 0 where the file system does not say.
+    pub born: u64,
+    /// Type of the file handle.
+    pub handle_type: u32,
+    /// The file handle (`name_to_handle_at`), which has the inode's generation; empty where there is none.
+    pub handle: Vec<u8>,
+    /// Its path when it was opened: what it is known by on another machine.
+    pub path: Vec<u8>,
+}
+
+impl Identity {
+    /// Whether both are one file, wherever it was moved to since.
+    #[must_use]
+    pub fn is_same_file(&self, other: &Self) -> bool {
+        self.device == other.device
+            && self.inode == other.inode
+            && self.born == other.born
+            && self.handle_type == other.handle_type
+            && self.handle == other.handle
+    }
+
+    /// Its path, fit to be shown.
+    #[must_use]
+    pub fn shown(&self) -> String {
+        printable(&self.path)
+    }
+
+    fn emit(&self, layout: &Layout, file: FileId) -> Vec<u8> {
+        let mut slot = vec![0; SLOT_HEAD + self.path.len()];
+        let mut put = |at: usize, bytes: &[u8]| slot[at..at + bytes.len()].copy_from_slice(bytes);
+        put(PATH_LEN, &(self.path.len() as u32).to_le_bytes());
+        put(DEVICE, &self.device.to_le_bytes());
+        put(INODE, &self.inode.to_le_bytes());
+        put(BORN, &self.born.to_le_bytes());
+        put(HANDLE_TYPE, &self.handle_type.to_le_bytes());
+        put(HANDLE_LEN, &(self.handle.len() as u32).to_le_bytes());
+        put(SLOT, &file.0.to_le_bytes());
+        put(HANDLE, &self.handle);
+        put(SLOT_HEAD, &self.path);
+        let crc = checksum(layout, &slot);
+        slot[CRC..CRC + 4].copy_from_slice(&crc.to_le_bytes());
+        slot
+    }
+
+    /// Reads the slot of a file. `None`: it has none, or its slot is damaged.
+    #[must_use]
+    pub fn read(medium: &impl Medium, layout: &Layout, file: FileId) -> Option<Self> {
+        if file.0 >= layout.geometry.files {
+            return None;
+        }
+        let mut slot = vec![0; SLOT_HEAD];
+        medium.read(layout.file(file), &mut slot);
+        let u32_at =
+            |slot: &[u8], at: usize| u32::from_le_bytes(slot[at..at + 4].try_into().expect("four bytes"));
+        let u64_at =
+            |slot: &[u8], at: usize| u64::from_le_bytes(slot[at..at + 8].try_into().expect("eight bytes"));
+        let path = u32_at(&slot, PATH_LEN);
+        let handle = u32_at(&slot, HANDLE_LEN) as usize;
+        if path > layout.geometry.path_max || handle > HANDLE_MAX {
+            return None;
+        }
+        slot.resize(SLOT_HEAD + path as usize, 0);
+        medium.read(layout.file(file) + SLOT_HEAD as u64, &mut slot[SLOT_HEAD..]);
+        if u32_at(&slot, CRC) != checksum(layout, &slot) || u32_at(&slot, SLOT) != file.0 {
+            return None;
+        }
+        Some(Self {
+            device: u64_at(&slot, DEVICE),
+            inode: u64_at(&slot, INODE),
+            born: u64_at(&slot, BORN),
+            handle_type: u32_at(&slot, HANDLE_TYPE),
+            handle: slot[HANDLE..HANDLE + handle].to_vec(),
+            path: slot[SLOT_HEAD..].to_vec(),
+        })
+    }
+}
+
+fn checksum(layout: &Layout, slot: &[u8]) -> u32 {
+    let mut crc = crc32fast::Hasher::new();
+    crc.update(&layout.salt.to_le_bytes());
+    crc.update(&slot[CRC + 4..]);
+    crc.finalize()
+}
+
+/// What a slot is used for.
+#[derive(Clone, Debug)]
+struct Use {
+    identity: Identity,
+    /// Entries from there on do not name it; `None` while they may.
+    until: Option<u64>,
+}
+
+/// Who hands out the numbers of files: one for a log, whoever else may append.
+#[derive(Debug)]
+pub struct FileTable<M> {
+    medium: M,
+    layout: Layout,
+    uses: Vec<Option<Use>>,
+}
+
+impl<M: Medium> FileTable<M> {
+    /// That of a log without entries: no number is in use.
+    #[must_use]
+    pub fn empty(medium: M, layout: Layout) -> Self {
+        let uses = vec![None; layout.geometry.files as usize];
+        Self { medium, layout, uses }
+    }
+
+    /// That of a log with entries: each number that may be named by one up to `head` is in use until they are in their files.
+    #[must_use]
+    pub fn attach(medium: M, layout: Layout, head: u64) -> Self {
+        let files = (0..layout.geometry.files).map(FileId);
+        let uses = files
+            .map(|file| Identity::read(&medium, &layout, file))
+            .map(|found| found.map(|identity| Use { identity, until: Some(head) }))
+            .collect();
+        Self { medium, layout, uses }
+    }
+
+    /// The number of a file, which is the one that it has, if it has one; durable on return. Entries below `tail` are in their files, and the persistent
+    /// tail says so.
+    ///
+    /// # Errors
+    /// All numbers are in use, the path or the handle is too long, or the medium failed.
+    pub fn register(&mut self, identity: &Identity, tail: u64) -> Result<FileId, TableError> {
+        let geometry = self.layout.geometry;
+        if identity.path.len() > geometry.path_max as usize || identity.handle.len() > HANDLE_MAX {
+            return Err(TableError::TooLong { path: identity.shown(), max: geometry.path_max });
+        }
+        // Also a number that is in use no more but for entries: one file never has two, as what overlaps is told by them.
+        let known =
+            |used: &Option<Use>| used.as_ref().is_some_and(|used| used.identity.is_same_file(identity));
+        if let Some(known) = self.uses.iter().position(known) {
+            self.uses[known].iter_mut().for_each(|used| used.until = None);
+            return Ok(FileId(known as u32));
+        }
+        let free = |used: &Option<Use>| {
+            used.as_ref().is_none_or(|used| used.until.is_some_and(|until| until <= tail))
+        };
+        let free = self.uses.iter().position(free);
+        let free = free.ok_or(TableError::Full { files: geometry.files })?;
+        let file = FileId(free as u32);
+        let slot = identity.emit(&self.layout, file);
+        let at = self.layout.file(file);
+        self.medium.write_nt(at, &slot);
+        self.medium.psync()?;
+        self.uses[free] = Some(Use { identity: identity.clone(), until: None });
+        Ok(file)
+    }
+
+    /// No entry from `head` on names this file: its number is free when all below are in their files.
+    pub fn release(&mut self, file: FileId, head: u64) {
+        if let Some(Some(used)) = self.uses.get_mut(file.0 as usize) {
+            used.until = Some(head);
+        }
+    }
+}
+
+/// Why a file gets no number.
+#[derive(Debug, thiserror::Error)]
+pub enum TableError {
+    /// Each number is in use.
+    #[error("the log has numbers for {files} files, and all are in use: drain it, or make one for more")]
+    Full {
+        /// How many there are.
+        files: u32,
+    },
+    /// The log keeps no path as long.
+    #[error("the path {path} is longer than the {max} bytes that the log has for one")]
+    TooLong {
+        /// The path, fit to be shown.
+        path: String,
+        /// Bytes of the longest.
+        max: u32,
+    },
+    /// The medium failed.
+    #[error("the log's medium failed: {0}")]
+    Medium(#[from] io::Error),
+}

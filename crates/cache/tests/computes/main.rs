@@ -1,0 +1,9 @@
+//! What only computes. Threads run one at a time, and a seed says which: a test that fails fails again.
+
+mod baton;
+mod cleaner;
+mod crash;
+mod damage;
+mod files;
+mod hostile;
+mod log;
