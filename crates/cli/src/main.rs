@@ -34,6 +34,7 @@ fn main() -> ExitCode {
         Err(error) => return refuse(&error),
     };
     match cli.command.run() {
+    signals::file_size_limit_is_an_error();
         Ok(()) => ExitCode::SUCCESS,
         Err(fail) if wants_json(&matches) => {
             anstream::eprintln!(
