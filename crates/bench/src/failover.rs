@@ -11,8 +11,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use remanence_kv_live::{ConnectOptions, Error, MemberStats, PutOptions, Role, Store};
@@ -40,14 +40,6 @@ pub struct Options {
     pub rounds: usize,
     /// Further arguments of each member.
     pub more: Vec<String>,
-    /// Set by who wants the bench to end: what it has made goes first.
-    pub stop: Arc<AtomicBool>,
-}
-
-impl Options {
-    fn go_on(&self) -> Result<(), String> {
-        if self.stop.load(Ordering::Acquire) { Err("the bench was stopped".to_owned()) } else { Ok(()) }
-    }
 }
 
 /// What happens to the primary.
@@ -91,7 +83,6 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
     for fault in Fault::ALL {
         let mut gaps = Vec::new();
         for _ in 0..options.rounds {
-            options.go_on()?;
             progress(done, of, fault.name());
             done += 1;
             match round(options, fault) {
@@ -294,7 +285,6 @@ impl Members {
         let mut store = self.store()?;
         let begin = Instant::now();
         while begin.elapsed() < PATIENCE {
-            self.options.go_on()?;
             let said: Vec<Option<MemberStats>> =
                 store.members().map_err(|e| e.to_string())?.into_iter().map(|(_, said)| said.ok()).collect();
             let primary =
@@ -317,7 +307,7 @@ impl Members {
         // When each acknowledged write began and ended.
         let (stop, writes) = (AtomicBool::new(false), Mutex::new(Vec::<(Instant, Instant)>::new()));
         std::thread::scope(|scope| {
-            let (stop, writes, options) = (&stop, &writes, &self.options);
+            let (stop, writes) = (&stop, &writes);
             let writing = scope.spawn(move || -> Result<(), String> {
                 for n in 0_u64.. {
                     if stop.load(Ordering::Acquire) {
@@ -342,7 +332,6 @@ impl Members {
                     if begin.elapsed() > PATIENCE || writing.is_finished() {
                         return Err(format!("no writes for {} s", begin.elapsed().as_secs()));
                     }
-                    options.go_on()?;
                     std::thread::sleep(Duration::from_millis(5));
                 }
                 Ok(())
@@ -371,7 +360,6 @@ impl Members {
             let wrote = writing.join().map_err(|_| "the writer failed".to_owned())?;
             let at = match measured {
                 Ok(at) => at,
-                Err(stopped) if options.go_on().is_err() => return Err(stopped),
                 // That is an answer, too.
                 Err(_) if wrote.is_ok() => return Ok(PATIENCE),
                 Err(e) => return Err(format!("{e}: {}", wrote.err().unwrap_or_default())),

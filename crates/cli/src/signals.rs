@@ -54,11 +54,6 @@ impl Stop {
         self.0.flag.load(Ordering::Acquire)
     }
 
-    /// What a signal sets.
-    pub(crate) fn flag(&self) -> Arc<AtomicBool> {
-        Arc::clone(&self.0.flag)
-    }
-
     /// As a signal would.
     pub(crate) fn ask(&self) {
         let _whoever_waits_sees_it = self.lock();

@@ -43,6 +43,7 @@ use self::server::{Served, Server, Spec};
 use crate::claims::Claim;
 use crate::effort::Effort;
 use crate::machine::State;
+use crate::process;
 use crate::report::{Report, Row};
 use crate::role::{self, Causes, Lost, Pair, Place, Ran};
 use crate::samples::{Key, Metric, Samples};
@@ -363,7 +364,7 @@ impl Bench<'_> {
     /// A file of a store that is in memory.
     fn memory(&mut self) -> PathBuf {
         self.stores += 1;
-        PathBuf::from("/dev/shm").join(format!("rem-bench-erda-{}-{}", std::process::id(), self.stores))
+        process::memory().join(format!("erda-{}", self.stores))
     }
 
     /// Opens a series' store for values of a size, and fills it.

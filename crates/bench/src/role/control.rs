@@ -13,6 +13,7 @@ use super::{Causes, End, Role};
 use crate::machine;
 use crate::netns::NetworkPath;
 
+use crate::process;
 /// How long a process may take for anything that it is asked for; longer than anything that it waits for itself.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 /// What a pair could not be made so often in a row is not tried any more.
@@ -85,7 +86,7 @@ impl<R: Role> Agent<R> {
     pub(crate) fn start(place: &Place, end: End) -> Result<Self, String> {
         let mut command = place.command(end, R::WORD)?;
         let name = command.get_program().display().to_string();
-        let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+        let child = process::spawn(command.stdin(Stdio::piped()).stdout(Stdio::piped()));
         let mut process = child.map_err(|e| format!("cannot start {name}: {e}"))?;
         let requests = process.stdin.take();
         let lines = BufReader::new(process.stdout.take().ok_or("no standard output")?).lines();

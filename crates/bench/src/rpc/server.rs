@@ -75,7 +75,7 @@ pub(super) fn device() -> Result<Context, String> {
 
 /// Memory that is written back by lines. Its file goes with it.
 fn memory() -> Result<Region, String> {
-    let path = std::path::Path::new("/dev/shm").join(format!("remanence-bench-{}", std::process::id()));
+    let path = crate::process::memory().join(format!("remanence-bench-{}", std::process::id()));
     let options = FileOptions::new().create(MEMORY).declare(PersistenceDomain::Adr).populate(true);
     let region = options.open(&path);
     let _ = std::fs::remove_file(&path);

@@ -16,20 +16,19 @@ Examples:
 It takes redis-server and redis-benchmark: apt-get install redis-server redis-tools")]
 pub(super) struct Args {
     #[command(flatten)]
-    common: Common,
+    pub(super) common: Common,
     /// Where the gateway's store and Redis' log lie, on the same disk
     #[arg(long, value_name = "DIRECTORY", default_value = "/var/tmp")]
-    directory: PathBuf,
+    pub(super) directory: PathBuf,
     /// Measures the gateway of another `rem`, to compare releases
     #[arg(long, value_name = "FILE")]
     program: Option<PathBuf>,
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Fail> {
-    let place = super::place_in(&args.directory)?;
     let options = Options {
         program: super::program(args.program.as_deref())?,
-        directory: place.path().to_owned(),
+        directory: super::supervise::place(),
         effort: args.common.effort(),
     };
     let (bar, progress) = super::progress();
