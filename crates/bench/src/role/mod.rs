@@ -30,7 +30,7 @@ use serde::{Deserialize, Serialize};
 pub use self::agent::serve_controller;
 pub use self::causes::{Causes, Counters};
 pub(crate) use self::control::Agent;
-pub use self::control::{Lost, PATIENCE, Pair, Place, Ran};
+pub use self::control::{Lost, PATIENCE, Pair, Place, Ran, notice_waits};
 
 use crate::machine;
 

@@ -24,6 +24,7 @@ use remanence_bench::claims::{self, Claim};
 use remanence_bench::compare;
 use remanence_bench::effort::Effort;
 use remanence_bench::report::Report;
+use remanence_bench::role;
 use remanence_bench::settings;
 
 use crate::fail::{Context as _, Fail};
@@ -82,12 +83,12 @@ struct Common {
     /// Fewer and shorter bursts: one or two minutes; eight for erda, more in a guest (urdma)
     #[arg(long)]
     quick: bool,
-    /// As little as shows that all of it runs, for tests
     /// Measure all of it so often, and say whether each bar has the same verdict each time; the JSON has every report, and the figure is the
     /// last one's
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1000),
         hide_default_value = true)]
     repeat: u16,
+    /// As little as shows that all of it runs, for tests
     #[arg(long, hide = true, conflicts_with = "quick")]
     tiny: bool,
 }
@@ -100,7 +101,6 @@ impl Common {
             _ => Effort::Full,
         }
     }
-}
 
     /// Whether the table is printed: standard output may be for the JSON.
     fn tells(&self) -> bool {
@@ -152,9 +152,9 @@ impl Bench {
     const fn has_figure(&self) -> bool {
         !matches!(self, Self::Failover(_))
     }
+}
 
 pub(crate) fn run(args: &Args) -> Result<(), Fail> {
-    match &args.bench {
     if !supervise::is_worker() {
         return match supervise::run(&args.bench)? {
             0 => Ok(()),
@@ -163,6 +163,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
         };
     }
     supervise::be_worker();
+    match &args.bench {
         Bench::Bulk(args) => bulk::run(args),
         Bench::CopyEngine(args) => copy_engine::run(args),
         Bench::Counter(args) => counter::run(args),
@@ -182,9 +183,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
 
 /// One process of a bench, which does what its controller says.
 pub(crate) fn agent(args: &AgentArgs) -> Result<(), Fail> {
-    // It has told its controller already how it ended.
     supervise::be_worker();
-    remanence_bench::role::main(&args.role).map(drop).map_err(Fail::new)
+    // It has told its controller already how it ended.
+    role::main(&args.role).map(drop).map_err(Fail::new)
 }
 
 #[derive(clap::Args, Debug)]
@@ -210,7 +211,8 @@ fn progress() -> (ProgressBar, impl FnMut(u64, u64, &str)) {
     let style = ProgressStyle::with_template("{wide_bar:.cyan/dim} {pos}/{len}, {eta} left: {msg:40}")
         .expect("constant");
     bar.set_style(style.progress_chars("━━─"));
-    let shown = bar.clone();
+    let (shown, waiting) = (bar.clone(), bar.clone());
+    role::notice_waits(move |what| waiting.set_message(what.to_owned()));
     let tell = move |done, of, what: &str| {
         shown.set_length(of);
         shown.set_position(done);
