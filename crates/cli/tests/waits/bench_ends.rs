@@ -115,6 +115,32 @@ fn a_bench_of_roles_ends_with_them() {
     ends_by_each_signal(&["erda"], true);
 }
 
+/// Redis does not look whether anybody is left who needs it: so it is the kernel that ends it.
+#[test]
+fn a_bench_that_is_killed_takes_its_peers_with_it() {
+    if Command::new("redis-benchmark").arg("--version").output().is_err() {
+        println!("SKIPPED: redis-benchmark is not installed; `apt-get install redis-tools` brings it");
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let mark = format!("{:x}", RandomState::new().hash_one(dir.path()));
+    let mut command = rem();
+    command.args(["bench", "gateway", "--quick", "--directory"]).arg(dir.path()).env(MARK, &mark);
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("rem starts");
+    let until = |done: &dyn Fn(&[String]) -> bool| {
+        let begin = Instant::now();
+        while !done(&marked(&mark)) {
+            assert!(begin.elapsed() < PATIENCE, "{:?}", marked(&mark));
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    };
+    until(&|lines| lines.iter().any(|line| line.contains("redis-server")));
+    child.kill().expect("it runs");
+    child.wait().expect("it ends");
+    until(&<[String]>::is_empty);
+    in_memory(child.id()).iter().for_each(|name| drop(fs::remove_dir_all(Path::new("/dev/shm").join(name))));
+}
+
 /// UCX and libfabric, and Redis, where they are installed.
 #[test]
 fn a_bench_of_peers_ends_with_them() {
