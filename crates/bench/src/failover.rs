@@ -11,8 +11,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use remanence_kv_live::{ConnectOptions, Error, MemberStats, PutOptions, Role as MemberRole, Store};
@@ -51,8 +51,6 @@ pub struct Options {
     pub rounds: Option<u64>,
     /// Further arguments of each member.
     pub more: Vec<String>,
-    /// Set by who wants the bench to end: what it has made goes first.
-    pub stop: Arc<AtomicBool>,
 }
 
 /// What happens to the primary.
@@ -125,9 +123,6 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
                 continue;
             }
             let measured = takeover(options, one.fault);
-            if options.stop.load(Ordering::Acquire) {
-                return Err("the bench was stopped".to_owned());
-            }
             match measured {
                 Ok(ran) => {
                     one.worst = ran.values.iter().copied().chain(one.worst).reduce(f64::max);

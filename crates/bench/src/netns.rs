@@ -157,6 +157,17 @@ fn id() -> String {
     format!("rem-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
+/// Deletes what a process that has died has made and not deleted.
+pub(crate) fn remove_those_of(process: u32) {
+    let begin = format!("rem-{process}-");
+    let names = std::fs::read_dir("/run/netns").into_iter().flatten().filter_map(Result::ok);
+    for name in names.filter_map(|entry| entry.file_name().into_string().ok()) {
+        if name.starts_with(&begin) {
+            let _ = ip(&["netns", "del", &name]);
+        }
+    }
+}
+
 fn ip(args: &[&str]) -> Result<(), String> {
     let output = Command::new("ip")
         .args(args)

@@ -13,6 +13,7 @@ use serde_json::{Map, Value};
 
 use crate::effort::Effort;
 use crate::netns::NetworkPath;
+use crate::process;
 use crate::redis::installed;
 use crate::role::{Ran, of_children};
 use crate::samples::{Key, Metric};
@@ -253,7 +254,7 @@ impl Run {
             command.envs(self.program.environment(place)).env("UCX_WARN_UNUSED_ENV_VARS", "n");
             command.args(self.arguments(rounds, &port, client.then_some(&*address)));
             command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-            command.spawn().map(Guard).map_err(|e| format!("{name}: {e}"))
+            process::spawn(&mut command).map(Guard).map_err(|e| format!("{name}: {e}"))
         };
         let mut server = start(0, false)?;
         let deadline = Instant::now() + PATIENCE;

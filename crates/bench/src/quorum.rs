@@ -10,8 +10,6 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use remanence_remote::Reactor;
@@ -54,8 +52,6 @@ pub struct Options {
     pub effort: Effort,
     /// Further arguments of each server.
     pub more: Vec<String>,
-    /// Set by who wants the bench to end.
-    pub stop: Arc<AtomicBool>,
 }
 
 /// What one append after the other is made to.
@@ -116,9 +112,6 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
     while options.effort.another(round, rounds, || bars(&samples)) {
         samples.block(round);
         for (n, cell) in samples.order(cells.len()).into_iter().enumerate() {
-            if options.stop.load(Ordering::Acquire) {
-                return Err("the bench was stopped".to_owned());
-            }
             let (payload, series) = cells[cell];
             let key = series.key(payload);
             progress(round * cells.len() as u64 + n as u64, total, &key.series);

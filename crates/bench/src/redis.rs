@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::erda::tcp::{At, Memcached, Redis};
 use crate::peers::{free_port, version};
+use crate::process;
 
 /// How long a server may take until it answers.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -208,7 +209,7 @@ fn start(
         word => word.into_owned(),
     });
     let settings = format!("{}; {name} {}", version(&path, "--version"), words.collect::<Vec<_>>().join(" "));
-    let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
+    let child = process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()));
     let child = child.map_err(|e| format!("{name} cannot be started: {e}"))?;
     let mut process = Process { child, at, socket: None, settings, dir };
     let begin = Instant::now();
@@ -280,7 +281,7 @@ pub(crate) fn redis_benchmark(
     command.args(["-c", &shape.clients.to_string(), "-P", &shape.pipeline.to_string()]);
     command.args(["-r", &keys.to_string(), "-n", &requests.to_string()]);
     command.args(["-t", "set,get", "-d", &value.to_string()]);
-    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
+    let child = process::spawn(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()));
     let mut child = child.map_err(|e| format!("redis-benchmark cannot be started: {e}"))?;
     let begin = Instant::now();
     loop {

@@ -13,6 +13,7 @@ use crate::effort::Effort;
 use crate::limits::udp;
 use crate::peers::{free_port, version};
 use crate::perftest::{Op, Run};
+use crate::process;
 use crate::report::{Bar, Report, Sense};
 use crate::role::{self, Lost, Ran};
 use crate::samples::{Key, Metric, Samples};
@@ -232,7 +233,7 @@ fn pair(options: &Options, run: &Run) -> Result<Vec<f64>, String> {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::null());
-        command.spawn().map(Program).map_err(|e| format!("taskset {}: {e}", run.program()))
+        process::spawn(&mut command).map(Program).map_err(|e| format!("taskset {}: {e}", run.program()))
     };
     let server = start(0, None)?;
     // It prints its parameters when it listens, but into a pipe's buffer: so the client tries until it is there.

@@ -12,6 +12,7 @@ mod exposure;
 mod fail;
 mod serving;
 mod signals;
+mod standard;
 mod ui;
 mod whole;
 
@@ -33,6 +34,7 @@ fn main() -> ExitCode {
         Ok(read) => read,
         Err(error) => return refuse(&error),
     };
+    signals::file_size_limit_is_an_error();
     match cli.command.run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(fail) if wants_json(&matches) => {

@@ -4,11 +4,19 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::flag;
 use signal_hook::iterator::Signals;
 
 use crate::fail::{Context as _, Fail};
+
+/// Has what would grow a file beyond the limit of its user (`ulimit -f`) fail with EFBIG, which is said in a sentence; the signal that comes first
+/// would end the program without one. A handler does that, and is not there any more in programs that this one starts, as one who
+/// ignored the signal would still be.
+pub(crate) fn file_size_limit_is_an_error() {
+    // Where it cannot be had, all is as it would be without.
+    let _ = flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false)));
+}
 
 /// Whether someone asked us to stop.
 #[derive(Clone)]
@@ -44,11 +52,6 @@ impl Stop {
 
     pub(crate) fn is_asked(&self) -> bool {
         self.0.flag.load(Ordering::Acquire)
-    }
-
-    /// What a signal sets.
-    pub(crate) fn flag(&self) -> Arc<AtomicBool> {
-        Arc::clone(&self.0.flag)
     }
 
     /// As a signal would.

@@ -6,7 +6,7 @@
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::io;
+use std::io::{self, Write as _};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -71,6 +71,34 @@ impl Whole {
     }
 }
 
+/// Writes a file, which takes its place when all of it is there; a device or a pipe is written as it is.
+pub(crate) fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    match file_at(path)? {
+        Some(whole) => whole.file().write_all(bytes).and_then(|()| whole.end()),
+        None => File::options().write(true).open(path)?.write_all(bytes),
+    }
+}
+
+/// Whether [`write()`] has anywhere to write to, as far as that can be known; nothing is left there.
+pub(crate) fn check(path: &Path) -> io::Result<()> {
+    file_at(path).map(drop)
+}
+
+/// `None` for what is there and is no file.
+fn file_at(path: &Path) -> io::Result<Option<Whole>> {
+    match std::fs::metadata(path) {
+        Ok(there) if there.is_file() => {
+            // Who may not write to it may not replace it.
+            File::options().write(true).open(path)?;
+            Whole::at(&path.canonicalize()?, there.permissions().mode() & 0o777).map(Some)
+        }
+        Ok(there) if there.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
+        Ok(_) => Ok(None),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Whole::at(path, 0o666).map(Some),
+        Err(error) => Err(error),
+    }
+}
+
 fn directory_of(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
@@ -101,7 +129,6 @@ fn name(file: &File, path: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::io::Write as _;
 
     use super::*;
 
@@ -156,5 +183,25 @@ mod tests {
             assert_eq!(names(dir.path()), ["file"]);
         }
         assert!(Whole::at(&dir.path().join("none/file"), 0o600).is_err());
+    }
+
+    #[test]
+    fn what_is_written_is_checked_before_and_replaces_files_alone() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (path, link) = (dir.path().join("file"), dir.path().join("link"));
+        check(&path).expect("room");
+        assert!(names(dir.path()).is_empty(), "a look leaves nothing");
+        for text in ["one", "two"] {
+            write(&path, text.as_bytes()).expect("room");
+            assert_eq!(fs::read_to_string(&path).expect("there"), text);
+        }
+        std::os::unix::fs::symlink("file", &link).expect("room");
+        write(&link, b"three").expect("room");
+        assert_eq!(fs::read_to_string(&path).expect("there"), "three");
+        assert!(fs::symlink_metadata(&link).expect("there").is_symlink(), "a link stays one");
+        write(Path::new("/dev/null"), b"nothing").expect("it takes everything");
+        assert!(!fs::metadata("/dev/null").expect("there").is_file(), "a device stays one");
+        assert!(check(dir.path()).is_err() && check(&dir.path().join("none/file")).is_err());
+        assert_eq!(fs::read_to_string(&path).expect("there"), "three");
     }
 }

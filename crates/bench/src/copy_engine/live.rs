@@ -207,7 +207,7 @@ pub(super) fn run(
 
 /// DRAM whose lines are written back as if it were persistent.
 fn declared(len: u64) -> Result<Region, String> {
-    let path = std::path::Path::new("/dev/shm").join(format!("remanence-bench-{}", std::process::id()));
+    let path = crate::process::memory().join(format!("remanence-bench-{}", std::process::id()));
     let options = FileOptions::new().create_new(len).declare(PersistenceDomain::Adr).populate(true);
     let region = options.open(&path).map_err(|e| e.to_string());
     let _ = std::fs::remove_file(&path);

@@ -104,7 +104,7 @@ pub(super) fn run(
 /// DRAM whose lines are written back by this instruction, as if it were persistent.
 fn declared(instruction: Instruction) -> Result<Region, String> {
     let name = format!("remanence-counter-{}-{instruction}", std::process::id()).replace(' ', "-");
-    let path = std::path::Path::new("/dev/shm").join(name);
+    let path = crate::process::memory().join(name);
     let options = FileOptions::new()
         .create_new(MEMORY)
         .declare(PersistenceDomain::Adr)

@@ -44,6 +44,7 @@ use self::verdicts::Seen;
 use crate::claims::Claim;
 use crate::effort::Effort;
 use crate::machine::State;
+use crate::process;
 use crate::report::{Report, Row};
 use crate::role::{self, Causes, Lost, Pair, Place, Ran};
 use crate::samples::{Key, Metric, Samples};
@@ -395,7 +396,7 @@ impl Bench<'_> {
     /// A file of a store that is in memory.
     fn memory(&mut self) -> PathBuf {
         self.stores += 1;
-        PathBuf::from("/dev/shm").join(format!("rem-bench-erda-{}-{}", std::process::id(), self.stores))
+        process::memory().join(format!("erda-{}", self.stores))
     }
 
     /// Opens a series' store for values of a size, and fills it.

@@ -274,7 +274,7 @@ pub(super) fn run(bench: &mut Bench<'_>) {
 /// Where a place's files go.
 fn directory(bench: &mut Bench<'_>, place: DataDirectory) -> Option<PathBuf> {
     let dir = match place {
-        DataDirectory::Tmpfs => PathBuf::from("/dev/shm"),
+        DataDirectory::Tmpfs => crate::process::memory().to_owned(),
         DataDirectory::Disk => bench.options.dir.clone(),
     };
     let kind = redis::file_system(&dir).unwrap_or_else(|| "nothing that is known".into());

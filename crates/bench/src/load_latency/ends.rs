@@ -109,7 +109,7 @@ impl Role for Server {
     type Values = ();
 
     fn open(Spec { service, clients }: Spec) -> Result<(Self, Where), String> {
-        let dir = || std::env::temp_dir().join(format!("rem-bench-load-{}", std::process::id()));
+        let dir = || crate::process::memory().join(format!("rem-bench-load-{}", std::process::id()));
         let mut serving = None;
         let (kept, counters, addrs) = match (service.request, service.who) {
             (request, Who::Rpc) => {

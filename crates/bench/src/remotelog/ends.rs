@@ -61,7 +61,7 @@ impl Role for Responder {
     fn open(cell: usize) -> Result<(Self, SocketAddr), String> {
         let cell = cells().swap_remove(cell);
         let context = context()?;
-        let path = std::path::Path::new("/dev/shm").join(format!("rem-bench-log-{}", std::process::id()));
+        let path = crate::process::memory().join(format!("rem-bench-log-{}", std::process::id()));
         // Memory whose lines are written back by the instructions that persistent memory needs.
         let region = FileOptions::new().create(SIZE).declare(PersistenceDomain::Adr).open(&path);
         let _ = std::fs::remove_file(&path);

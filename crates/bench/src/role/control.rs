@@ -5,6 +5,7 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::OnceLock;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
@@ -12,13 +13,34 @@ use super::agent::{Reply, Request};
 use super::{Causes, End, Role};
 use crate::machine;
 use crate::netns::NetworkPath;
+use crate::process;
 
 /// How long a process may take for anything that it is asked for; longer than anything that it waits for itself.
 pub const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a process may take for a burst at least, where it has run others: as long as it waits for its peer, and some more.
+const BURST: Duration = Duration::from_secs(25);
+/// By how much a burst may be longer than the longest before it.
+const LONGER: u32 = 20;
+/// Who waits longer than this says so.
+const NOTICE: Duration = Duration::from_secs(3);
 /// What a pair could not be made so often in a row is not tried any more.
 const TRIES: u32 = 3;
 /// How long a process may take to end when its input has.
 const FAREWELL: Duration = Duration::from_secs(2);
+
+type Notice = Box<dyn Fn(&str) + Send + Sync>;
+
+static NOTICES: OnceLock<Notice> = OnceLock::new();
+
+/// Says who is told that a process is waited for; it is said once.
+pub fn notice_waits(tell: impl Fn(&str) + Send + Sync + 'static) {
+    let _ = NOTICES.set(Box::new(tell));
+}
+
+/// How long a process may take for a burst, of which the longest so far took that long.
+fn limit_of_burst(patience: Duration, longest: Option<Duration>) -> Duration {
+    longest.map_or(patience, |longest| patience.min(BURST + longest * LONGER))
+}
 
 /// Where the processes of a bench are started, and from which program.
 #[derive(Debug)]
@@ -76,6 +98,8 @@ pub(crate) struct Agent<R> {
     requests: Option<ChildStdin>,
     replies: Receiver<String>,
     patience: Duration,
+    /// The longest burst that it has run.
+    longest: Option<Duration>,
     is_gone: bool,
     is: PhantomData<fn() -> R>,
 }
@@ -85,14 +109,15 @@ impl<R: Role> Agent<R> {
     pub(crate) fn start(place: &Place, end: End) -> Result<Self, String> {
         let mut command = place.command(end, R::WORD)?;
         let name = command.get_program().display().to_string();
-        let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+        let child = process::spawn(command.stdin(Stdio::piped()).stdout(Stdio::piped()));
         let mut process = child.map_err(|e| format!("cannot start {name}: {e}"))?;
         let requests = process.stdin.take();
         let lines = BufReader::new(process.stdout.take().ok_or("no standard output")?).lines();
         let (sender, replies) = channel();
         // A pipe is read without a limit; a channel has one. The thread ends when the process does.
         std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| sender.send(line)));
-        Ok(Self { end, process, requests, replies, patience: PATIENCE, is_gone: false, is: PhantomData })
+        let (patience, longest, is_gone, is) = (PATIENCE, None, false, PhantomData);
+        Ok(Self { end, process, requests, replies, patience, longest, is_gone, is })
     }
 
     /// With another deadline for each request.
@@ -122,8 +147,12 @@ impl<R: Role> Agent<R> {
     }
 
     pub(crate) fn run(&mut self, burst: &R::Burst) -> Result<(R::Values, Causes), String> {
+        let begin = Instant::now();
         match self.ask(Request::Run(burst.clone()))? {
-            Reply::Ran { values, causes } => Ok((values, causes)),
+            Reply::Ran { values, causes } => {
+                self.longest = self.longest.max(Some(begin.elapsed()));
+                Ok((values, causes))
+            }
             _ => Err(self.odd()),
         }
     }
@@ -158,12 +187,27 @@ impl<R: Role> Agent<R> {
         format!("{}: {what}", self.end.name())
     }
 
+    /// The next line that it says within a limit; who waits for long says so.
+    fn reply(&self, limit: Duration) -> Result<String, RecvTimeoutError> {
+        match self.replies.recv_timeout(limit.min(NOTICE)) {
+            Err(RecvTimeoutError::Timeout) if limit > NOTICE => {
+                if let Some(tell) = NOTICES.get() {
+                    tell(&format!("waiting for {}, up to {} s", self.end.name(), limit.as_secs()));
+                }
+                self.replies.recv_timeout(limit - NOTICE)
+            }
+            said => said,
+        }
+    }
+
     fn ask(&mut self, request: Request<R>) -> Result<Reply<R>, String> {
+        let is_burst = matches!(request, Request::Run(_));
+        let limit = if is_burst { limit_of_burst(self.patience, self.longest) } else { self.patience };
         let mut line = serde_json::to_string(&request).expect("a request is plain data");
         line.push('\n');
         // A process that is gone says so below.
         let _ = self.requests.as_mut().is_some_and(|requests| requests.write_all(line.as_bytes()).is_ok());
-        match self.replies.recv_timeout(self.patience) {
+        match self.reply(limit) {
             Ok(line) => match serde_json::from_str::<Result<Reply<R>, String>>(&line) {
                 Ok(said) => said.map_err(|why| self.named(&why)),
                 Err(e) => Err(self.named(&format!("said what is no reply: {e}: {line}"))),
@@ -177,7 +221,7 @@ impl<R: Role> Agent<R> {
                 // Only a signal ends it: it may not even read.
                 let _ = self.process.kill();
                 self.is_gone = true;
-                let limit = self.patience.as_secs_f64();
+                let limit = limit.as_secs_f64();
                 Err(self.named(&format!("no answer for {limit} s, so its process was ended")))
             }
         }
@@ -392,6 +436,15 @@ impl Lost {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_burst_may_take_as_long_as_the_others_let_expect() {
+        let ms = Duration::from_millis;
+        assert_eq!(limit_of_burst(PATIENCE, None), PATIENCE, "nothing is known of it");
+        assert_eq!(limit_of_burst(PATIENCE, Some(ms(5))), BURST + ms(100));
+        assert_eq!(limit_of_burst(PATIENCE, Some(ms(60_000))), PATIENCE);
+        assert_eq!(limit_of_burst(ms(2000), Some(ms(5))), ms(2000), "it was said how long");
+    }
 
     #[test]
     fn each_lost_cell_is_listed_once_beside_its_cause() {

@@ -77,7 +77,7 @@ pub(crate) fn device() -> Result<Context, String> {
 
 /// So many bytes of memory that is written back by lines. Its file goes with it.
 pub(crate) fn memory(bytes: u64) -> Result<Region, String> {
-    let path = std::path::Path::new("/dev/shm").join(format!("remanence-bench-{}", std::process::id()));
+    let path = crate::process::memory().join(format!("remanence-bench-{}", std::process::id()));
     let options = FileOptions::new().create(bytes).declare(PersistenceDomain::Adr).populate(true);
     let region = options.open(&path);
     let _ = std::fs::remove_file(&path);

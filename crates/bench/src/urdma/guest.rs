@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::process;
+
 const RECIPE: [(&str, &str); 4] = [
     ("guest.sh", include_str!("../../../../tests/guest/guest.sh")),
     ("agent.c", include_str!("../../../../tests/guest/agent.c")),
@@ -43,7 +45,8 @@ impl Guest {
         }
         let agent = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).map_err(fault)?;
         let log = File::create(directory.join("alone.log")).map_err(fault)?;
-        let machine = Command::new("timeout")
+        let mut command = Command::new("timeout");
+        command
             .args(["--kill-after=5", LIFE_LIMIT_S])
             .arg(&script)
             .arg("alone")
@@ -52,9 +55,8 @@ impl Guest {
             .arg(tree)
             .stdin(Stdio::null())
             .stdout(log.try_clone().map_err(fault)?)
-            .stderr(log)
-            .spawn()
-            .map_err(fault)?;
+            .stderr(log);
+        let machine = process::spawn_parent(&mut command).map_err(fault)?;
         let mut guest = Self { machine, agent, directory: directory.to_owned() };
         let start = Instant::now();
         // The emulator's own network answers before the guest does, and then hangs up.

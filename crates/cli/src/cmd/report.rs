@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use remanence_bench::page::{self, Source, Summary};
 
 use crate::fail::{Context as _, Fail};
-use crate::ui;
+use crate::{standard, ui, whole};
 
 #[derive(clap::Args, Debug)]
 #[command(after_help = "\
@@ -23,9 +23,11 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Fail> {
+    standard::output_is_there()?;
     let sources = sources(&args.directory)?;
     let (html, summaries) = page::page(&sources).map_err(Fail::new)?;
-    std::fs::write(&args.html, html).context(|| format!("{} cannot be written", args.html.display()))?;
+    whole::write(&args.html, html.as_bytes())
+        .context(|| format!("{} cannot be written", args.html.display()))?;
     for Summary { bench, claims, bars } in &summaries {
         ui::print(format_args!("{bench:<12} claims: {claims}; bars: {bars}"));
     }

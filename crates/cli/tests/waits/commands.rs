@@ -243,3 +243,15 @@ fn a_standard_output_that_takes_nothing_is_said_in_a_sentence() {
         );
     }
 }
+
+/// The kernel's signal would end it without a word.
+#[test]
+fn a_file_that_would_be_larger_than_its_user_may_have_is_refused_in_a_sentence() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let address = common::address().to_string();
+    let line = "ulimit -f 64; exec \"$0\" kv serve \"$1\" --size 32M --listen \"$2\"";
+    let mut shell = Command::new("sh");
+    shell.args(["-c", line, env!("CARGO_BIN_EXE_rem")]).arg(dir.path().join("store")).arg(address);
+    run(shell.stdin(Stdio::null())).bad("no space for 33554432 bytes");
+    assert_eq!(std::fs::read_dir(dir.path()).expect("there").count(), 0, "a file was left");
+}

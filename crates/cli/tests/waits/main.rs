@@ -6,6 +6,7 @@ mod common;
 #[path = "../common/load.rs"]
 mod load;
 
+mod bench_ends;
 mod benches;
 mod commands;
 mod demo;

@@ -12,7 +12,7 @@ Examples:
   rem bench bulk --json bulk.json --plot bulk.svg")]
 pub(super) struct Args {
     #[command(flatten)]
-    common: Common,
+    pub(super) common: Common,
     /// Let Intel's accelerator (DSA) copy too; it is tested first, and `rem doctor` says whether there is one
     #[arg(long)]
     dsa: bool,

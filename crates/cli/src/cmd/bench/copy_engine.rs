@@ -12,7 +12,7 @@ Examples:
   rem bench copy-engine --json copy-engine.json --plot copy-engine.svg")]
 pub(super) struct Args {
     #[command(flatten)]
-    common: Common,
+    pub(super) common: Common,
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Fail> {

@@ -12,7 +12,7 @@ Examples:
   rem bench counter --json counter.json --plot counter.svg")]
 pub(super) struct Args {
     #[command(flatten)]
-    common: Common,
+    pub(super) common: Common,
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Fail> {

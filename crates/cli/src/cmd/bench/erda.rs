@@ -19,7 +19,7 @@ Redis nothing is declared. Redis and memcached are measured where they are insta
 redis-tools memcached`.")]
 pub(super) struct Args {
     #[command(flatten)]
-    common: Common,
+    pub(super) common: Common,
     /// Only these parts; all of them if nothing is said
     #[arg(long, value_name = "PART", value_delimiter = ',',
         value_parser = ["latency", "threads", "cleaning", "bytes", "peers"])]
@@ -29,7 +29,7 @@ pub(super) struct Args {
     carrier: String,
     /// A directory on a disk, for what is synced to one [default: where temporary files go]
     #[arg(long, value_name = "DIRECTORY")]
-    dir: Option<PathBuf>,
+    pub(super) dir: Option<PathBuf>,
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Fail> {
@@ -38,7 +38,7 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
         effort: args.common.effort(),
         program,
         carrier: if args.carrier == "shm" { Carrier::Shm } else { Carrier::Udp },
-        dir: args.dir.clone().unwrap_or_else(std::env::temp_dir),
+        dir: super::supervise::place(),
         parts: Part::ALL
             .into_iter()
             .filter(|part| args.only.iter().any(|name| name == part.name()))

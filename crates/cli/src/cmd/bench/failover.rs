@@ -6,7 +6,6 @@ use remanence_bench::failover::{self, Options};
 
 use super::Common;
 use crate::fail::Fail;
-use crate::signals::Stop;
 
 #[derive(clap::Args, Debug)]
 #[command(after_help = "\
@@ -15,10 +14,10 @@ Examples:
   sudo rem bench failover --directory /var/tmp      (with hanging disks and links that go down, which take root)")]
 pub(super) struct Args {
     #[command(flatten)]
-    common: Common,
+    pub(super) common: Common,
     /// Where members keep what they have [default: shared memory]
     #[arg(long, value_name = "DIRECTORY", default_value = "/dev/shm")]
-    directory: PathBuf,
+    pub(super) directory: PathBuf,
     /// How often each fault comes, and up to three times as often while a bar is undecided [default: 10, or 6 with --quick]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
     rounds: Option<u16>,
@@ -31,15 +30,13 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Fail> {
-    let place = super::place_in(&args.directory)?;
     let options = Options {
         program: super::program(args.program.as_deref())?,
         roles: super::program(None)?,
-        directory: place.path().to_owned(),
+        directory: super::supervise::place(),
         effort: args.common.effort(),
         rounds: args.rounds.map(u64::from),
         more: args.more.clone(),
-        stop: Stop::listen()?.flag(),
     };
     let (bar, progress) = super::progress();
     let outcome = failover::run(&options, progress);

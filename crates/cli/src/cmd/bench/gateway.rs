@@ -16,21 +16,20 @@ Examples:
 What is not installed is skipped, and its bars are not measured: apt-get install redis-server memcached")]
 pub(super) struct Args {
     #[command(flatten)]
-    common: Common,
+    pub(super) common: Common,
     /// Where the gateway's store and Redis' logs lie, on the same disk
     #[arg(long, value_name = "DIRECTORY", default_value = "/var/tmp")]
-    directory: PathBuf,
+    pub(super) directory: PathBuf,
     /// Measures the gateway of another `rem`, to compare releases
     #[arg(long, value_name = "FILE")]
     program: Option<PathBuf>,
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Fail> {
-    let place = super::place_in(&args.directory)?;
     let options = Options {
         program: super::program(args.program.as_deref())?,
         roles: super::program(None)?,
-        directory: place.path().to_owned(),
+        directory: super::supervise::place(),
         effort: args.common.effort(),
     };
     let (bar, progress) = super::progress();

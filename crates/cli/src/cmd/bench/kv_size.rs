@@ -14,20 +14,19 @@ Examples:
   rem bench kv-size --keys 3000000 --directory /var/tmp")]
 pub(super) struct Args {
     #[command(flatten)]
-    common: Common,
+    pub(super) common: Common,
     /// Keys [default: 10 million, or 1 million with --quick]; each takes 220 bytes of the directory
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1000..=1_000_000_000))]
     keys: Option<u64>,
     /// Where the store's file is made, and removed [default: shared memory]
     #[arg(long, value_name = "DIRECTORY", default_value = "/dev/shm")]
-    directory: PathBuf,
+    pub(super) directory: PathBuf,
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Fail> {
-    let place = super::place_in(&args.directory)?;
     let options = Options {
         program: super::program(None)?,
-        directory: place.path().to_owned(),
+        directory: super::supervise::place(),
         keys: args.keys,
         effort: args.common.effort(),
     };

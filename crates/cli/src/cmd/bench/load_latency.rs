@@ -17,7 +17,7 @@ for calls, GET and PUT of the store and durable appends, beside bare UDP, and Re
 apt-get install redis-server memcached")]
 pub(super) struct Args {
     #[command(flatten)]
-    common: Common,
+    pub(super) common: Common,
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Fail> {

@@ -13,6 +13,7 @@ mod logserver;
 mod pwrite;
 mod quorum;
 mod remotelog;
+mod supervise;
 mod transport;
 mod urdma;
 mod verbs;
@@ -24,6 +25,7 @@ use remanence_bench::claims::{self, Claim};
 use remanence_bench::compare;
 use remanence_bench::effort::Effort;
 use remanence_bench::report::Report;
+use remanence_bench::role;
 use remanence_bench::settings;
 
 use crate::fail::{Context as _, Fail};
@@ -84,6 +86,11 @@ struct Common {
     /// Fewer and shorter bursts: one or two minutes; eight for erda, more in a guest (urdma)
     #[arg(long)]
     quick: bool,
+    /// Measure all of it so often, and say whether each bar has the same verdict each time; the JSON has every report, and the figure is the
+    /// last one's
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1000),
+        hide_default_value = true)]
+    repeat: u16,
     /// As little as shows that all of it runs, for tests
     #[arg(long, hide = true, conflicts_with = "quick")]
     tiny: bool,
@@ -97,9 +104,70 @@ impl Common {
             _ => Effort::Full,
         }
     }
+
+    /// Whether the table is printed: standard output may be for the JSON.
+    fn tells(&self) -> bool {
+        self.json.as_deref().is_none_or(|file| file.as_os_str() != "-")
+    }
+}
+
+impl Bench {
+    const fn common(&self) -> &Common {
+        match self {
+            Self::Bulk(args) => &args.common,
+            Self::CopyEngine(args) => &args.common,
+            Self::Counter(args) => &args.common,
+            Self::Erda(args) => &args.common,
+            Self::Failover(args) => &args.common,
+            Self::Gateway(args) => &args.common,
+            Self::KvSize(args) => &args.common,
+            Self::LoadLatency(args) => &args.common,
+            Self::Quorum(args) => &args.common,
+            Self::Remotelog(args) => &args.common,
+            Self::Logserver(args) => &args.common,
+            Self::Pwrite(args) => &args.common,
+            Self::Transport(args) => &args.common,
+            Self::Urdma(args) => &args.common,
+            Self::Verbs(args) => &args.common,
+        }
+    }
+
+    /// Where a directory of its own is made.
+    fn directory(&self) -> PathBuf {
+        match self {
+            Self::Erda(args) => args.dir.clone().unwrap_or_else(std::env::temp_dir),
+            Self::Failover(args) => args.directory.clone(),
+            Self::Gateway(args) => args.directory.clone(),
+            Self::KvSize(args) => args.directory.clone(),
+            Self::Quorum(args) => args.directory.clone(),
+            Self::Bulk(_)
+            | Self::CopyEngine(_)
+            | Self::Counter(_)
+            | Self::LoadLatency(_)
+            | Self::Remotelog(_)
+            | Self::Logserver(_)
+            | Self::Pwrite(_)
+            | Self::Transport(_)
+            | Self::Urdma(_)
+            | Self::Verbs(_) => std::env::temp_dir(),
+        }
+    }
+
+    /// Whether there is something to draw: a figure has more than one point.
+    const fn has_figure(&self) -> bool {
+        !matches!(self, Self::Failover(_))
+    }
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Fail> {
+    if !supervise::is_worker() {
+        return match supervise::run(&args.bench)? {
+            0 => Ok(()),
+            // It has been said why.
+            status => std::process::exit(status.into()),
+        };
+    }
+    supervise::be_worker();
     match &args.bench {
         Bench::Bulk(args) => bulk::run(args),
         Bench::CopyEngine(args) => copy_engine::run(args),
@@ -121,8 +189,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
 
 /// One process of a bench, which does what its controller says.
 pub(crate) fn agent(args: &AgentArgs) -> Result<(), Fail> {
+    supervise::be_worker();
     // It has told its controller already how it ended.
-    remanence_bench::role::main(&args.role).map(drop).map_err(Fail::new)
+    role::main(&args.role).map(drop).map_err(Fail::new)
 }
 
 #[derive(clap::Args, Debug)]
@@ -142,18 +211,14 @@ fn program(other: Option<&Path>) -> Result<PathBuf, Fail> {
     }
 }
 
-/// A directory of a bench's own, which goes when the bench has ended.
-fn place_in(directory: &Path) -> Result<tempfile::TempDir, Fail> {
-    tempfile::tempdir_in(directory).map_err(|e| Fail::new(format!("{}: {e}", directory.display())))
-}
-
 /// A progress bar, and what a bench tells it: done, of how many, what comes next.
 fn progress() -> (ProgressBar, impl FnMut(u64, u64, &str)) {
     let bar = ProgressBar::new(0);
     let style = ProgressStyle::with_template("{wide_bar:.cyan/dim} {pos}/{len}, {eta} left: {msg:40}")
         .expect("constant");
     bar.set_style(style.progress_chars("━━─"));
-    let shown = bar.clone();
+    let (shown, waiting) = (bar.clone(), bar.clone());
+    role::notice_waits(move |what| waiting.set_message(what.to_owned()));
     let tell = move |done, of, what: &str| {
         shown.set_length(of);
         shown.set_position(done);
@@ -171,7 +236,7 @@ fn publish_with_claims(report: &Report, claims: &[Claim], common: &Common) -> Re
 
 /// Prints what the paper claims, unless standard output is for the report.
 fn tell_claims(claims: &[Claim], common: &Common) {
-    if common.json.as_deref().is_none_or(|file| file.as_os_str() != "-") {
+    if common.tells() {
         ui::print(format_args!("{}", claims::text(claims)));
     }
 }
@@ -194,28 +259,26 @@ fn draw(
     common: &Common,
     draw: impl FnOnce(&Report, &Path) -> Result<(), String>,
 ) -> Result<(), Fail> {
-    let Some(file) = common.plot.as_deref() else { return Ok(()) };
-    draw(report, file).and_then(|()| settings::caption(&report.params, file)).map_err(Fail::new)
+    if common.plot.is_none() {
+        return Ok(());
+    }
+    let file = supervise::figure();
+    draw(report, &file).and_then(|()| settings::caption(&report.params, &file)).map_err(Fail::new)
 }
 
-/// Prints and writes a report as the options say.
+/// Hands a report over, and prints it unless standard output is for its JSON.
 fn tell(report: &Report, common: &Common) -> Result<(), Fail> {
-    // Before it may be written over.
-    let read =
-        |file: &Path| std::fs::read_to_string(file).context(|| format!("{} cannot be read", file.display()));
-    let old = common.compare.as_deref().map(|file| Ok((file, read(file)?))).transpose();
-    if let Some(file) = common.json.as_deref() {
-        if file.as_os_str() == "-" {
-            ui::print(format_args!("{}", report.json()));
-            return Ok(());
-        }
-        std::fs::write(file, report.json()).context(|| format!("{} cannot be written", file.display()))?;
+    let file = supervise::report();
+    std::fs::write(&file, report.json()).context(|| format!("{} cannot be written", file.display()))?;
+    if !common.tells() {
+        return Ok(());
     }
     ui::print(format_args!("{}", report.table()));
     for line in settings::lines(&report.params) {
         ui::print(line);
     }
-    let Some((file, old)) = old? else { return Ok(()) };
+    let Some(file) = common.compare.as_deref() else { return Ok(()) };
+    let old = std::fs::read_to_string(file).context(|| format!("{} cannot be read", file.display()))?;
     let found =
         compare::compare(report, &old).map_err(|why| Fail::new(format!("{}: {why}", file.display())))?;
     ui::print(found.text());

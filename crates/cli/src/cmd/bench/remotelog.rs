@@ -14,7 +14,7 @@ Examples:
 The configurations are declared: every recipe is carried out on live memory, and nothing makes the domain true.")]
 pub(super) struct Args {
     #[command(flatten)]
-    common: Common,
+    pub(super) common: Common,
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Fail> {

@@ -12,7 +12,7 @@ Examples:
   rem bench transport --path udp-lo --json transport.json --plot transport.svg")]
 pub(super) struct Args {
     #[command(flatten)]
-    common: Common,
+    pub(super) common: Common,
     /// Only these paths, several times for several [default: all]
     #[arg(long = "path", value_name = "PATH", value_parser = ["udp-lo", "udp-veth", "xdp-veth", "shm"])]
     paths: Vec<String>,

@@ -17,7 +17,7 @@ Examples:
 It boots a Linux guest in QEMU's software emulation; the first time it fetches the guest's kernel with apt-get.")]
 pub(super) struct Args {
     #[command(flatten)]
-    common: Common,
+    pub(super) common: Common,
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Fail> {
@@ -27,7 +27,7 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
     let outcome = urdma::run(&options, progress);
     bar.finish_and_clear();
     let (report, tables) = outcome.map_err(Fail::new)?;
-    if args.common.json.as_deref().is_none_or(|file| file.as_os_str() != "-") {
+    if args.common.tells() {
         ui::print(format_args!("{tables}"));
     }
     super::publish(&report, &args.common)

@@ -14,7 +14,7 @@ Examples:
 It needs Debian's perftest, and the libraries: cargo xtask dropin --release")]
 pub(super) struct Args {
     #[command(flatten)]
-    common: Common,
+    pub(super) common: Common,
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Fail> {
