@@ -267,7 +267,7 @@ pub(crate) struct Clients {
     device: Option<(Nexus, Context)>,
 }
 
-/// One client.
+/// One client of a closed loop, or the one of an open loop.
 struct Asker {
     connection: Connection,
     random: fastrand::Rng,

@@ -31,7 +31,7 @@ impl Request {
     }
 }
 
-/// Who answers.
+/// Whose servers answer the requests.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub(super) enum Who {
     /// A procedure that is called: two-sided.
