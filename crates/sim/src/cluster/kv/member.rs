@@ -242,13 +242,14 @@ impl Member {
             (body.now, body.stalled) = (host.now(), hangs.unwrap_or_default());
         }
         if hangs.is_some() {
-            return self.talk_only(input, host);
+            self.talk_only(input, host);
+        } else {
+            for held in std::mem::take(&mut self.held) {
+                self.take(held, host);
+            }
+            self.take(input, host);
+            self.go_on(host);
         }
-        for held in std::mem::take(&mut self.held) {
-            self.take(held, host);
-        }
-        self.take(input, host);
-        self.go_on(host);
         if host.disk(LOG_DISK).has_failed() && self.ends.is_none() {
             host.tell(format_args!("is about to end: its log's medium has failed"));
             // It says so, and a process takes its time to end.
@@ -260,6 +261,7 @@ impl Member {
             self.decide(host);
             self.talk(host);
         }
+        // A process that ends needs no disk for that.
         if self.ends.is_some_and(|ends| ends <= host.now()) {
             host.tell(format_args!("ends"));
             self.end(host);
