@@ -7,7 +7,8 @@
 //! its member is [opened](Keeper::open) or is about to [serve it](Keeper::check), is damaged, or no image of this member at all: the one is
 //! made anew from another member's, as if it were incomplete, and the other is refused. ARGUMENT that no crash is taken for damage: below
 //! `n` the superblock is replaced copy by copy, each a change that is applied as a whole, so that at each record one is whole, or the store
-//! is being made still. Beyond `n` a crash may leave any part of it; then the log has a record that is applied again, and writes there.
+//! is being made still. Beyond `n` a crash may leave any part of it; then the log has a record that is applied again, and writes there, or
+//! it has gone on without this image, whose medium did not take what was applied: then the image is behind, and is sent anew in any case.
 
 use std::ops::Range;
 
@@ -269,6 +270,7 @@ impl<M: Medium> Keeper<M> {
             Err(Unfit::Superblock(SuperblockError::Version(found))) if found > GROWN => {
                 return Err(KeeperError::NewerImage { found });
             }
+            Err(Unfit::Superblock(error)) if this.may_be_torn(&error, log) => {}
             Err(Unfit::Superblock(
                 damage @ (SuperblockError::Damaged
                 | SuperblockError::Unfinished
@@ -312,6 +314,14 @@ impl<M: Medium> Keeper<M> {
             }
         }
         false
+    }
+
+    /// Whether the log has no more what is still to be applied, and a crash may have left that much of it where an image says what it is:
+    /// one that was a store had a whole superblock, in the place of which another one of the same store was put.
+    fn may_be_torn<L: Medium + Clone>(&self, error: &SuperblockError, log: &Store<L>) -> bool {
+        let is_behind = self.ledger.applied < log.state().head.sequence;
+        let is_torn = matches!(error, SuperblockError::Damaged | SuperblockError::Version(_));
+        is_behind && (self.ledger.store.is_none() || is_torn)
     }
 
     /// Looks whether the image, which has all records of the log, is the store that it was, before its member serves it.

@@ -203,6 +203,41 @@ fn no_crash_while_a_store_is_made_or_its_superblock_is_replaced_is_taken_for_dam
     assert_eq!(member_tag(&mut Member::made()), Some([7; 6]));
 }
 
+/// The medium of an image has failed, the others went on, and the log was trimmed: what was applied is there in part, or not at all.
+#[test]
+fn an_image_that_its_log_has_left_behind_is_sent_anew_and_no_crash_of_its_member_is_damage() {
+    let replaced = Superblock { geometry: SMALL, salt: SALT + 1, uuid: [7; 16] }.emit();
+    let replace = COPIES.iter().rev().map(|at| vec![(*at, replaced.clone())]);
+    let records: Vec<_> = steps().into_iter().chain(replace).collect();
+    let below = records.len() as u64;
+    for applied in 0..records.len() {
+        for being_applied in applied + 1..=records.len() {
+            for (cut, word) in (0..3).flat_map(|cut| [8, 16, 24].map(|word| (cut, word))) {
+                let mut member = Member::new(&records, applied as u64);
+                for (n, (at, bytes)) in records[applied..being_applied].concat().into_iter().enumerate() {
+                    let len = bytes.len().min(word);
+                    match (n + cut) % 3 {
+                        0 => {}
+                        1 => member.write(at, &bytes[..len]),
+                        _ => member.write(at + (bytes.len() - len) as u64, &bytes[bytes.len() - len..]),
+                    }
+                }
+                member.log.trim(below).expect("the others have it");
+                let what = format!("{applied} of {being_applied}, {cut}, {word}");
+                assert_eq!(member.damage(), None, "{what}");
+                let mut keeper = member.open().expect("an image");
+                let told = keeper.obey(&mut member.log, EPOCH, &Order::Apply { below });
+                assert_eq!(told, ImageReply::NeedsImage, "{what}");
+            }
+        }
+    }
+    // What no crash leaves there is still refused.
+    let mut member = Member::new(&records, below - 1);
+    member.log.trim(below).expect("the others have it");
+    member.write(0, &[0x5A; SMALL.size as usize]);
+    assert!(matches!(member.open(), Err(KeeperError::OtherImage(_))), "it is something else");
+}
+
 fn member_tag(member: &mut Member) -> Option<[u8; 6]> {
     member.open().expect("an image").ledger().store
 }
