@@ -48,10 +48,11 @@ cluster! { Kv;
 }
 
 /// Seeds in which images did not follow where one of them was rebuilt, and nothing was changed after that; in which a disk hung while its
-/// member was ending; and in which a primary had put a superblock into an image whose disk had failed, and trimmed the log.
+/// member was ending; in which a primary had put a superblock into an image whose disk had failed, and trimmed the log; and in which a
+/// primary slept when it had heard that a member needs an image.
 #[test]
 fn seeds_that_found_something() {
-    [3, 15].iter().for_each(|seed| passes(&run::<Kv>(*seed, &Params::default())));
+    [3, 15, 1394].iter().for_each(|seed| passes(&run::<Kv>(*seed, &Params::default())));
     [1306, 1741].iter().for_each(|seed| passes(&run::<Kv>(*seed, &of(3, 2))));
 }
 
@@ -341,9 +342,13 @@ fn who_dies_within_its_rebuilding_is_sent_all_of_it_again() {
         let within = Kind::PowerLossWithin(choices.pick(40) as u64);
         vec![fault(2, 1500, 300, Kind::DiskLost), fault(2, 1801, 200, within)]
     };
-    for (Work { led, rebuilt, .. }, _) in suffer(8, JITTER, dies) {
-        assert!(led == 1 && (1..=2).contains(&rebuilt), "{led} led, {rebuilt} images were sent");
+    let outcomes = suffer(8, JITTER, dies);
+    for (Work { led, rebuilt, .. }, _) in &outcomes {
+        assert!(*led == 1 && *rebuilt <= 2, "{led} led, {rebuilt} images were sent");
     }
+    // One that dies when all of it is durable, and before it has said so, was sent none as far as is known.
+    let rebuilt: u64 = outcomes.iter().map(|(work, _)| work.rebuilt).sum();
+    assert!(rebuilt >= outcomes.len() as u64 / 2, "{rebuilt} images were sent");
 }
 
 /// A primary that is cut off from all others, and not from those who read there, is replaced, and a client that comes anew writes elsewhere.

@@ -477,7 +477,14 @@ impl Serving<'_> {
     }
 
     fn go_on(&mut self, now: Duration, follow: bool) -> Result<(), LeadError> {
-        let wants = self.ships.with_ship(|primary| primary.needs_image().is_some());
+        // First what has come, as nothing ends the next wait that says it again: a member may need an image since now.
+        let wants = self.ships.with_ship(|primary| {
+            if follow {
+                primary.follow()?;
+            }
+            primary.poll()?;
+            Ok::<_, LeadError>(primary.needs_image().is_some())
+        })?;
         self.upkeep.looks_until = wants.then(|| self.upkeep.looks_until.unwrap_or(now + self.upkeep.look));
         if !wants {
             self.upkeep.check = Check::default();
@@ -493,10 +500,6 @@ impl Serving<'_> {
             self.world.does(Command::LookedAt(epoch));
         }
         let (rebuilding, rebuilt, trimmed, behind) = self.ships.with_ship(|primary| {
-            if follow {
-                primary.follow()?;
-            }
-            primary.poll()?;
             if is_checked {
                 primary.begin_rebuild()?;
             }
