@@ -2,6 +2,8 @@
 //!
 //! The ledger says how far: a root record of its own, beside the image. An image at `n` has all records below `n`, durably;
 //! it may have any part of those that were being applied when a crash came, which are applied again.
+//! When a store of the ledger fails, either record may be found later, so nothing changes the image any more until its member is opened again:
+//! records that are applied again from the old one on would take back what the new one says that it has.
 //!
 //! It also says which store the image is, from the first time on that its superblock was whole. So an image whose superblock is not, when
 //! its member is [opened](Keeper::open) or is about to [serve it](Keeper::check), is damaged, or no image of this member at all: the one is
@@ -239,6 +241,8 @@ pub struct Keeper<M> {
     portion: usize,
     /// The image has all that its ledger says, and is damaged.
     damage: Option<Unfit>,
+    /// Why it is not known what the ledger says durably: a store of it failed, and either record may be found later.
+    failed: Option<String>,
 }
 
 impl<M: Medium> Keeper<M> {
@@ -249,7 +253,7 @@ impl<M: Medium> Keeper<M> {
     pub fn create(image: M, ledger: M) -> Result<Self, KeeperError> {
         let state = Ledger { applied: 0, complete: true, group: Uuid::default(), store: None };
         let root = Root::format(ledger, 0, TAG, &state.emit())?;
-        Ok(Self { image, root, ledger: state, reader: None, portion: PORTION, damage: None })
+        Ok(Self { image, root, ledger: state, reader: None, portion: PORTION, damage: None, failed: None })
     }
 
     /// As it was left, after any crash, beside this member's log. An image that is [damaged](Self::damage) is none until another is sent.
@@ -263,7 +267,8 @@ impl<M: Medium> Keeper<M> {
             (error, _) => error.into(),
         })?;
         let ledger = Ledger::parse(&payload).ok_or(KeeperError::Damaged)?;
-        let mut this = Self { image, root, ledger, reader: None, portion: PORTION, damage: None };
+        let mut this =
+            Self { image, root, ledger, reader: None, portion: PORTION, damage: None, failed: None };
         match this.look() {
             Ok(store) => this.ledger.store = store,
             Err(_) if this.is_to_be_written(log) => {}
@@ -364,6 +369,12 @@ impl<M: Medium> Keeper<M> {
         let promised = log.state().promised;
         if promised != epoch {
             return ImageReply::Refused(format!("the log is promised to another primary (epoch {promised})"));
+        }
+        // If the ledger says durably how far it was to be, nothing that was applied by then may be applied again in part.
+        if let Some(why) = self.failed.as_ref().filter(|_| !matches!(order, Order::Read { .. })) {
+            return ImageReply::Refused(format!(
+                "its ledger's medium failed, until it is started again: {why}"
+            ));
         }
         self.carry_out(log, order).unwrap_or_else(ImageReply::Refused)
     }
@@ -469,7 +480,10 @@ impl<M: Medium> Keeper<M> {
 
     fn set(&mut self, ledger: Ledger) -> Result<(), String> {
         if ledger != self.ledger {
-            self.root.store(&ledger.emit()).map_err(|e| e.to_string())?;
+            self.root.store(&ledger.emit()).map_err(|e| {
+                self.failed = Some(e.to_string());
+                e.to_string()
+            })?;
             self.ledger = ledger;
         }
         Ok(())

@@ -238,6 +238,27 @@ fn an_image_that_its_log_has_left_behind_is_sent_anew_and_no_crash_of_its_member
     assert!(matches!(member.open(), Err(KeeperError::OtherImage(_))), "it is something else");
 }
 
+/// Either record of the ledger may be found later. If it is the new one, what an image says that takes records again, from where it was before,
+/// is not what it has.
+#[test]
+fn an_image_whose_ledger_could_not_be_written_stays_as_it_is_until_its_member_is_started_again() {
+    let steps = steps();
+    let below = steps.len() as u64;
+    let mut member = Member::new(&steps, 1);
+    let mut keeper = member.open().expect("an image");
+    member.ledger.fail_after_psyncs(0);
+    let mut obey = |order: &Order| keeper.obey(&mut member.log, EPOCH, order);
+    assert!(matches!(obey(&Order::Apply { below }), ImageReply::Refused(_)));
+    // Where the next record writes.
+    member.image.write(12288, &[9; 100]);
+    let block = Order::Block { at: 12288, bytes: vec![1; 8], len: 8 };
+    for order in [Order::Apply { below }, Order::Begin, block, Order::End { applied: below }] {
+        assert!(matches!(obey(&order), ImageReply::Refused(_)), "{order:?}");
+    }
+    let read = obey(&Order::Read { at: 12288, len: 100 });
+    assert_eq!(read, ImageReply::Bytes(vec![9; 100]), "nothing was written, and it can be read");
+}
+
 fn member_tag(member: &mut Member) -> Option<[u8; 6]> {
     member.open().expect("an image").ledger().store
 }

@@ -48,12 +48,13 @@ cluster! { Kv;
 }
 
 /// Seeds in which images did not follow where one of them was rebuilt, and nothing was changed after that; in which a disk hung while its
-/// member was ending; in which a primary had put a superblock into an image whose disk had failed, and trimmed the log; and in which a
-/// primary slept when it had heard that a member needs an image.
+/// member was ending; in which a primary had put a superblock into an image whose disk had failed, and trimmed the log; in which a ledger
+/// whose disk had failed said later that an image is whole which was written to since; and in which a primary slept when it had heard that a
+/// member needs an image.
 #[test]
 fn seeds_that_found_something() {
     [3, 15, 1394].iter().for_each(|seed| passes(&run::<Kv>(*seed, &Params::default())));
-    [1306, 1741].iter().for_each(|seed| passes(&run::<Kv>(*seed, &of(3, 2))));
+    [1306, 1741, 4095, 4305].iter().for_each(|seed| passes(&run::<Kv>(*seed, &of(3, 2))));
 }
 
 /// Three members and two clients, without chance and without faults.
