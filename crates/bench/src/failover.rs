@@ -448,11 +448,11 @@ mod tests {
         let mut samples = Samples::default();
         for block in 0..6 {
             samples.block(block);
-            let gap = if block == 3 { 600.0 } else { 300.0 };
+            let gap = if block == 3 { 510.0 } else { 250.0 };
             samples.add(&Fault::Kill.key(), State::Any, State::Any, [gap]);
         }
         let tried = |fault, worst| Tried { fault, worst, failed: 0 };
-        let found = bars(&samples, &[tried(Fault::Kill, Some(600.0)), tried(Fault::Link, None)]);
+        let found = bars(&samples, &[tried(Fault::Kill, Some(510.0)), tried(Fault::Link, None)]);
         let said: Vec<_> = found.iter().map(|bar| (bar.holds, bar.value.is_some())).collect();
         assert_eq!(said, [(true, true), (false, true), (false, false), (false, false)], "{found:?}");
     }
