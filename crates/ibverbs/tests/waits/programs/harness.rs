@@ -216,7 +216,7 @@ impl Net {
                  ip link set veth0 up && nsenter -t {other} -n sh -c 'ip link set lo up && \
                  ip addr add 10.88.0.2/24 dev veth0 && ip addr add fd88::2/64 dev veth0 nodad && \
                  ip link set veth0 up' && for n in $(seq 500); do \
-                 test $(nsenter -t {other} -n ip -o addr show dev veth0 scope link | wc -l) = 1 && exit 0; \
+                 test $(nsenter -t {other} -n ip -o addr show dev veth0 scope link -tentative | wc -l) = 1 && exit 0; \
                  sleep 0.01; done; echo no link-local address >&2; exit 1"
             ))?;
         }
