@@ -7,3 +7,7 @@ pub(crate) mod file;
 pub(crate) mod memcpy;
 pub(crate) mod udp;
 pub(crate) mod xdp;
+
+/// Operations that are none of a burst, of a limit and of what is compared with it: the first one lasts until whoever answers has its core, some
+/// milliseconds, which would be all that a short burst has; the next ones pay for what is made on demand, and for learning who drives.
+pub(crate) const WARM: u32 = 200;

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use remanence_wire::icrc;
 
+use super::WARM;
 use crate::role::End;
 use crate::transport::protocol::Test;
 
@@ -209,18 +210,26 @@ impl BareUdp {
 
     fn ping(&mut self, size: usize, budget: Duration) -> Result<Vec<u64>, String> {
         let mut samples = Vec::with_capacity(1 << 14);
+        for _ in 0..WARM {
+            self.round_trip(size)?;
+        }
         let begin = Instant::now();
         let mut start = begin;
         while start - begin < budget {
-            self.send(size)?;
-            if self.receive(SAMPLES_MAX_WAIT)?.is_none() {
-                return Err("bare UDP: a datagram was lost on an idle path".into());
-            }
+            self.round_trip(size)?;
             let end = Instant::now();
             samples.push((end - start).as_nanos() as u64);
             start = end;
         }
         Ok(samples)
+    }
+
+    fn round_trip(&mut self, size: usize) -> Result<(), String> {
+        self.send(size)?;
+        match self.receive(SAMPLES_MAX_WAIT)? {
+            Some(_) => Ok(()),
+            None => Err("bare UDP: a datagram was lost on an idle path".into()),
+        }
     }
 
     /// One pair: operations of `size` bytes that arrived, and nanoseconds.

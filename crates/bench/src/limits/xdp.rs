@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use remanence_link::xdp::probe::Bare;
 
+use super::WARM;
 use super::udp::{Flow, SAMPLES_MAX_WAIT};
 use crate::transport::protocol::Test;
 
@@ -68,6 +69,9 @@ impl BareXdp {
 
 fn ping(bare: &mut Bare, budget: Duration) -> io::Result<Vec<u64>> {
     let mut samples = Vec::with_capacity(1 << 14);
+    for _ in 0..WARM {
+        bare.round_trip()?;
+    }
     let begin = Instant::now();
     let mut start = begin;
     while start - begin < budget {

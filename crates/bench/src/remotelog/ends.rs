@@ -16,14 +16,13 @@ use remanence_remotelog::{
 use remanence_verbs::Context;
 
 use super::{PAYLOAD, cells};
+use crate::limits::WARM;
 use crate::role::{Counters, Role};
 use crate::server_load::Application;
 
 /// Bytes of the region: at 96 bytes a record it is full after some ten thousand appends.
 const SIZE: u64 = 2 << 20;
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The first ones pay for what is made on demand, and for learning who drives: as many for every scheme.
-const WARM: u32 = 200;
 
 /// An address of 127/8 that nothing else of this process uses.
 fn address() -> IpAddr {

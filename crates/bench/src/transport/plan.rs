@@ -299,7 +299,7 @@ pub(super) fn bars(samples: &Samples, wanted: &[String]) -> Vec<Bar> {
                 &write(Path::XdpVeth),
                 &ping(Path::BareXdpVeth),
                 Sense::AtMost,
-                1.35,
+                1.30,
             ),
         ),
         (
