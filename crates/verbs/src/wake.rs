@@ -3,7 +3,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -48,8 +48,10 @@ impl Event {
 pub(crate) struct Bell {
     fd: Descriptor,
     state: AtomicU8,
-    /// The descriptor is readable.
-    written: AtomicBool,
+    /// Somebody who rings now writes to the descriptor. The thread's own, as is the next one.
+    lies: AtomicBool,
+    /// Writes that were not read yet, or are still to come: one for each ring that ended a sleep.
+    owed: AtomicU64,
 }
 
 /// It does not sleep on the descriptor.
@@ -64,7 +66,8 @@ impl Bell {
         Ok(Self {
             fd: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?.into(),
             state: AtomicU8::new(AWAKE),
-            written: AtomicBool::new(false),
+            lies: AtomicBool::new(false),
+            owed: AtomicU64::new(0),
         })
     }
 
@@ -77,8 +80,6 @@ impl Bell {
     pub(crate) fn ring(&self) {
         if self.state.swap(RUNG, Ordering::AcqRel) == ASLEEP {
             add(&self.fd);
-            // Behind the write: who sees it finds the descriptor readable.
-            self.written.store(true, Ordering::Release);
         }
     }
 
@@ -112,17 +113,25 @@ impl Bell {
     /// From here to [`get_up`](Self::get_up), rings make [`wait_fd`](Self::wait_fd) readable. `false`: it was rung already, and
     /// there is nothing to sleep for.
     pub(crate) fn lie_down(&self) -> bool {
-        self.state.compare_exchange(AWAKE, ASLEEP, Ordering::AcqRel, Ordering::Acquire).is_ok()
+        let lies = self.state.compare_exchange(AWAKE, ASLEEP, Ordering::AcqRel, Ordering::Acquire).is_ok();
+        self.lies.store(lies, Ordering::Relaxed);
+        lies
     }
 
     /// The sleep is over, or there was none.
+    ///
+    /// Whoever rang may be between the ring and what it writes, and stay there: where both have one core, the write itself makes the kernel switch
+    /// to the thread that was woken. So what is read is counted, and nobody is asked whether there is something. (A flag behind the write was not raised
+    /// yet at that moment: the descriptor stayed readable, and the thread that was woken turned round and round on the core, for as long as the scheduler
+    /// let it, before the other one could raise the flag, or give back the device's lock.)
     pub(crate) fn get_up(&self) {
         // It reads what the last ring wrote, so that the look that follows sees what every ring was for.
-        self.state.swap(AWAKE, Ordering::AcqRel);
-        // One that is being written right now stays readable: the next sleep is none, and finds it here.
-        if self.written.swap(false, Ordering::Acquire) {
-            drain(&self.fd);
-        }
+        let was = self.state.swap(AWAKE, Ordering::AcqRel);
+        let ended = self.lies.swap(false, Ordering::Relaxed) && was == RUNG;
+        let owed = self.owed.load(Ordering::Relaxed) + u64::from(ended);
+        // One that is still to come ends the next sleep, or one after it, and is read then.
+        let left = if owed == 0 { 0 } else { owed.saturating_sub(drain(&self.fd)) };
+        self.owed.store(left, Ordering::Relaxed);
     }
 
     /// What to sleep on.
@@ -219,12 +228,15 @@ fn add(fd: &Descriptor) {
     }
 }
 
-fn drain(fd: &Descriptor) {
+/// Makes it unreadable, and says how often it was written to.
+fn drain(fd: &Descriptor) -> u64 {
     if !fd.is_open() {
-        return;
+        return 0;
     }
     let mut count = [0u8; 8];
     while let Err(rustix::io::Errno::INTR) = rustix::io::read(fd, &mut count) {}
+    #[expect(clippy::host_endian_bytes, reason = "eventfd(2) hands out a native word")]
+    u64::from_ne_bytes(count)
 }
 
 impl AsFd for Event {
@@ -278,6 +290,44 @@ mod tests {
         fds.push(WaitFd { fd: other.as_fd().as_raw_fd(), events: PollFlags::IN.bits().cast_signed() });
         bell.sleep(&mut fds, None);
         assert_eq!(fds.len(), 1, "the caller's list is as it was");
+    }
+
+    /// What a ring does, in its two steps, between which whoever rings may stay for long.
+    #[test]
+    fn a_ring_that_stops_half_way_ends_one_sleep_and_not_all() {
+        let bell = Bell::new().unwrap();
+        let is_readable = || wait::poll(&[bell.wait_fd()], Some(Duration::ZERO)).unwrap();
+        let begin_to_ring = || assert_eq!(bell.state.swap(RUNG, Ordering::AcqRel), ASLEEP);
+        // It wrote, and does nothing more.
+        assert!(bell.lie_down());
+        begin_to_ring();
+        add(&bell.fd);
+        assert!(is_readable());
+        bell.get_up();
+        assert!(!is_readable(), "the next sleep is one");
+        // It is to write yet, and the sleep was ended by something else.
+        assert!(bell.lie_down());
+        begin_to_ring();
+        bell.get_up();
+        assert!(bell.lie_down());
+        add(&bell.fd);
+        assert!(is_readable());
+        bell.get_up();
+        assert!(!is_readable());
+        // Two of them, and one that nobody slept for.
+        for _ in 0..2 {
+            assert!(bell.lie_down());
+            begin_to_ring();
+            bell.get_up();
+        }
+        bell.ring();
+        assert!(!bell.lie_down());
+        bell.get_up();
+        add(&bell.fd);
+        add(&bell.fd);
+        assert!(bell.lie_down() && is_readable());
+        bell.get_up();
+        assert!(!is_readable());
     }
 
     /// Each ring ends one sleep at least, whenever it comes; a thread that is never woken hangs here.
