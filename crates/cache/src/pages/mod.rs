@@ -2,7 +2,8 @@
 //!
 //! Whole pages lie in slots, clean ones and dirty ones. A write first goes into records of the redo log, one a page, and is committed by one word; then its bytes
 //! go into the pages in place (4.2). Pages that are dirty are written back to their files later, many with one sync. The paper's figures say that it loses to a log
-//! with a cache in DRAM wherever persistent memory is slower than DRAM; this is here to be compared with that.
+//! with a cache in DRAM wherever persistent memory is slower than DRAM; this is here to be compared with that, and its
+//! steps are those of [`reads`](crate::reads).
 //!
 //! | part | what it is |
 //! |---|---|

@@ -11,3 +11,4 @@ mod pages;
 mod pages_crash;
 mod pages_damage;
 mod pages_random;
+mod reads;
