@@ -14,6 +14,8 @@
 //! | [`table`] | which file a number means |
 //! | [`cleaner`] | carries entries out in batches |
 //! | [`recovery`] | what counts after a crash, and how it comes into its files |
+//! | [`reads`] | the cache in memory over the log: hits, and misses that the log's entries patch |
+//! | [`pages`] | NVPages: pages in persistent memory with a redo log, in the log's place |
 //!
 //! # Which failure each promise survives
 //!
@@ -62,10 +64,15 @@ pub mod entry;
 pub mod format;
 pub mod log;
 pub mod op;
+pub mod pages;
+pub mod reads;
 pub mod recovery;
 pub mod table;
 pub mod words;
 
+mod descriptors;
+mod gate;
 mod read;
+mod tree;
 
 pub use read::{Damage, Entry, Flaw};

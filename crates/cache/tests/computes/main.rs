@@ -7,3 +7,8 @@ mod damage;
 mod files;
 mod hostile;
 mod log;
+mod pages;
+mod pages_crash;
+mod pages_damage;
+mod pages_random;
+mod reads;

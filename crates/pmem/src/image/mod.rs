@@ -21,7 +21,7 @@
 //! can leave of it is made once, in `root.rs` and `records.rs`.
 //!
 //! **What stands on it.** Superblocks: a blob pool's (`pool`), a log's (`coord`), a store's with its two copies and three versions (`kv`),
-//! a write cache's with its two copies (`cache`).
+//! a write cache's log and its page cache with their two copies (`cache`).
 //! Signatures of media that begin with a root record: the ledger of a member of a store (`kv`), the persistent log of
 //! `rpc`. Roots: those two, a log's (`coord`), a store's (`kv`) and a write cache's (`cache`), and a pool's root and its ceiling, which have other bytes. Records: a
 //! pool's frames, the entries of a [`CountedLog`](crate::counter::CountedLog), the records of a replicated log (`coord`).
