@@ -31,6 +31,9 @@ const DRAIN: usize = 4 << 20;
 /// An output buffer that grew beyond this for large replies is given back once it is empty; all of it is, once the
 /// connection has been idle for a while.
 const KEEP: usize = 64 * 1024;
+/// A connection is new until it has had so many turns: one that asks for much and comes anew for each command has as little of a round as one
+/// that stays and is behind.
+pub(crate) const NEW: u8 = 16;
 /// Bytes that a connection may hold whatever the others do: who fills the memory keeps nobody from small requests.
 const SMALL: usize = 128 * 1024;
 
@@ -73,6 +76,8 @@ pub(crate) struct Connection {
     /// Its last turn did all that a turn does, or has not made up for what one before did beyond that, which is the debt.
     behind: bool,
     debt: usize,
+    /// Turns in which it had something carried out, as long as they are few.
+    turns: u8,
 }
 
 /// What a turn has done so far.
@@ -154,6 +159,7 @@ impl Connection {
         }
     }
 
+            turns: 0,
     pub(crate) const fn session(&self) -> &Session {
         &self.session
     }
@@ -277,6 +283,11 @@ impl Connection {
             self.debt = work.saturating_sub(with.share).max(self.debt.saturating_sub(with.share));
             self.behind = work >= with.share || self.debt > 0;
         }
+    /// Whether it has come a short while ago, by its turns.
+    pub(crate) const fn is_new(&self) -> bool {
+        self.turns < NEW
+    }
+
         after
     }
 
@@ -284,6 +295,7 @@ impl Connection {
         if !self.over {
             let after = self.serve(with);
             if after != After::Close {
+            self.turns = self.turns.saturating_add(u8::from(with.progress.carried_out > 0));
                 return after;
             }
             self.over = true;

@@ -5,8 +5,8 @@
 //! times a second to see whether connections have been killed, are idle or stalled, and for a [rest](Store::rest) of the store, whose server
 //! waits for that from clients that are idle.
 //!
-//! It serves its connections in [rounds](Worker::serve): each has a share of the round's work at a turn, and those that want little go before
-//! those that could not finish, or did more than their share.
+//! It serves its connections in [rounds](Worker::serve): each has a share of the round's work at a turn, and those that are known to want little
+//! go before those that could not finish, or did more than their share, and those that have only come: nothing is known of these.
 
 #[cfg(test)]
 mod tests;
@@ -151,6 +151,9 @@ pub(crate) struct Worker<S> {
 
 impl<S: Store> Worker<S> {
     pub(crate) fn new(
+    /// Those that have only [come](Connection::is_new), which go by turns with these, and whether one of them was the last.
+    newcomers: VecDeque<usize>,
+    was_new: bool,
         number: usize,
         poll: Poll,
         inbox: Receiver<Arrival>,
@@ -185,6 +188,8 @@ impl<S: Store> Worker<S> {
         }
         self.listeners = Some(Listeners { clients, ..Listeners::default() });
         Ok(self)
+            newcomers: VecDeque::new(),
+            was_new: false,
     }
 
     pub(crate) fn run(mut self) {
@@ -194,7 +199,7 @@ impl<S: Store> Worker<S> {
             let shared = &self.common.shared;
             let rests = self.folded || !shared.has_folds();
             let rests = rests && !shared.has_left_channels() && !self.has_leaving();
-            let idle = self.woken.is_empty() && self.again.is_empty() && self.joined.is_empty();
+            let idle = self.ready() == 0 && self.joined.is_empty();
             let wait = if idle && rests {
                 next_tick.saturating_duration_since(Instant::now())
             } else {
@@ -243,25 +248,30 @@ impl<S: Store> Worker<S> {
         if let Some(Some(connection)) = self.guests.get_mut(place)
             && !std::mem::replace(&mut connection.queued, true)
         {
-            match connection.is_behind() {
-                true => self.again.push_back(place),
-                false => self.woken.push(place),
+            match (connection.is_behind(), connection.is_new()) {
+                (true, _) => self.again.push_back(place),
+                (false, true) => self.newcomers.push_back(place),
+                (false, false) => self.woken.push(place),
             }
         }
     }
 
-    /// A round of turns: of all that have wanted little, and then of those that had more to do than their share, until a round's work has
-    /// been done for them; one of them has a turn in any case.
+    /// How many connections have a turn to come.
+    fn ready(&self) -> usize {
+        self.woken.len() + self.newcomers.len() + self.again.len()
+    }
+
+    /// A round of turns: of all that have wanted little, and then of the new ones and of those that had more to do than their share, until a
+    /// round's work has been done for them; one of them has a turn in any case.
     fn serve(&mut self) {
-        let ready = self.woken.len() + self.again.len();
-        self.share = (ROUND / ready.max(1)).max(SHARE);
-        let (mut left, mut most) = (ROUND, self.again.len());
+        self.share = (ROUND / self.ready().max(1)).max(SHARE);
+        let (mut left, mut most) = (ROUND, self.newcomers.len() + self.again.len());
         for place in std::mem::take(&mut self.woken) {
             self.turn(place);
         }
         while left > 0
             && most > 0
-            && let Some(place) = self.again.pop_front()
+            && let Some(place) = self.next_in_turn()
         {
             left = left.saturating_sub(self.turn(place).max(COMMAND));
             most -= 1;
@@ -290,6 +300,16 @@ impl<S: Store> Worker<S> {
         }
         self.listeners = Some(listeners);
     }
+    /// Who comes next of those for which there is a bound: by turns one that is new and one that is behind, so that neither kind keeps the
+    /// other waiting.
+    fn next_in_turn(&mut self) -> Option<usize> {
+        self.was_new = !self.was_new;
+        match self.was_new {
+            true => self.newcomers.pop_front().or_else(|| self.again.pop_front()),
+            false => self.again.pop_front().or_else(|| self.newcomers.pop_front()),
+        }
+    }
+
 
     /// Gives a connection to the worker that has fewest.
     fn deal(&mut self, mut arrival: Arrival) {
@@ -543,7 +563,7 @@ impl<S: Store> Worker<S> {
         let mut events = Events::with_capacity(1024);
         loop {
             // A pipeline that a turn could not finish goes on, to the end of what has been received.
-            while !(self.joined.is_empty() && self.woken.is_empty() && self.again.is_empty()) {
+            while !(self.joined.is_empty() && self.ready() == 0) {
                 self.serve();
                 self.write_joint();
             }
