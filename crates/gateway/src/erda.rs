@@ -10,7 +10,8 @@
 use std::fmt::Display;
 
 use remanence_kv::client::{
-    Call, Change, Client, Error, Found, Get, Many, Operation, Peek, RemoteMemory, attend, peek, put_all, run,
+    Call, Change, Client, Error, Found, Get, Many, Operation, Peek, RemoteMemory, attend, peek,
+    peek_front, put_all, run,
 };
 use remanence_kv::format::KEY_MAX;
 use remanence_kv::format::slot::FINGERPRINT_BITS;
@@ -48,6 +49,24 @@ pub trait Handle {
 
     /// Several values, under one doorbell.
     fn get_many(&mut self, names: &[Vec<u8>]) -> Vec<Result<Option<Found>, StoreError>>;
+
+    /// The same of so many bytes of the value's front: of a long value no more is read than that, and it is not verified.
+    ///
+    /// # Errors
+    /// [`StoreError`]
+    fn peek_front(&mut self, name: &[u8], max: usize, buffer: &mut Vec<u8>) -> Result<Peek, StoreError> {
+        let _ = max;
+        self.peek(name, buffer)
+    }
+
+    /// The same, where a look does not tell.
+    ///
+    /// # Errors
+    /// [`StoreError`]
+    fn front(&mut self, name: &[u8], max: usize) -> Result<Option<Found>, StoreError> {
+        let _ = max;
+        self.get(name)
+    }
 
     /// Writes a value if the condition holds; whether it did.
     ///
@@ -268,6 +287,16 @@ where
         done.into_iter().zip(changes).map(one).collect()
     }
 
+    fn peek_front(&mut self, name: &[u8], max: usize, buffer: &mut Vec<u8>) -> Result<Peek, StoreError> {
+        self.attend()?;
+        peek_front(&mut self.client, &mut self.remote, name, max, buffer)
+            .map_err(|error| StoreError::Unavailable(error.to_string()))
+    }
+
+    fn front(&mut self, name: &[u8], max: usize) -> Result<Option<Found>, StoreError> {
+        self.carry_out(&mut Get::front(name, max))?.map_err(|error| refused(&error))
+    }
+
     fn delete(&mut self, name: &[u8], expect: Expect) -> Result<bool, StoreError> {
         self.change(NamedChange { name, value: None, expect })
     }
@@ -429,6 +458,11 @@ impl<H: Handle> Store for Erda<H> {
                 Peek::Unknown => {
                     left.push(n);
                     None
+/// Whether the front of a value of ours says that its time has not come.
+fn stays(front: &[u8]) -> bool {
+    Head::parse(front).is_ok_and(|(head, _)| !head.expired(crate::process::unix_ms()))
+}
+
                 }
             }));
         }
@@ -509,6 +543,35 @@ impl<H: Handle> Store for Erda<H> {
             }
         }
         unreachable!("it has returned after so many pages")
+    }
+
+    fn head(&mut self, key: Key<'_>, head: &mut Vec<u8>) -> Result<Option<Version>, StoreError> {
+        if name_in(&mut self.name, key).is_err() {
+            return Ok(None);
+        }
+        let start = head.len();
+        match self.handle.peek_front(&self.name, HEAD_LEN, head)? {
+            Peek::Absent => return Ok(None),
+            // What is over will be deleted, and is verified before.
+            Peek::Found { version, value } if stays(&head[value.clone()]) => {
+                head.truncate(value.end);
+                head.drain(start..value.start);
+                head.truncate(start + HEAD_LEN);
+                return Ok(Some(Version(version)));
+            }
+            Peek::Found { .. } => head.truncate(start),
+            Peek::Unknown => match self.handle.front(&self.name, HEAD_LEN)? {
+                None => return Ok(None),
+                Some(found) if stays(&found.value) => {
+                    head.extend_from_slice(&found.value[..found.value.len().min(HEAD_LEN)]);
+                    return Ok(Some(Version(found.version)));
+                }
+                Some(_) => {}
+            },
+        }
+        let version = self.get(key, head)?;
+        head.truncate(start + HEAD_LEN);
+        Ok(version)
     }
 
     fn rest(&mut self) {

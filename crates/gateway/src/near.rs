@@ -80,6 +80,14 @@ impl Handle for Near {
         self.look(|parts| parts.peek(name, buffer))
     }
 
+    fn peek_front(&mut self, name: &[u8], max: usize, buffer: &mut Vec<u8>) -> Result<Peek, StoreError> {
+        self.look(|parts| parts.peek_front(name, max, buffer))
+    }
+
+    fn front(&mut self, name: &[u8], max: usize) -> Result<Option<Found>, StoreError> {
+        self.look(|parts| parts.front(name, max))
+    }
+
     fn get_many(&mut self, names: &[Vec<u8>]) -> Vec<Result<Option<Found>, StoreError>> {
         let found = self.parts.get_many(names);
         let again = found.iter().any(Result::is_err) && self.begins_anew();
