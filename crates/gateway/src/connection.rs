@@ -402,10 +402,13 @@ impl Connection {
     /// Carries out requests as long as some of the share is left.
     fn carry_out<S: Store>(&mut self, with: &mut Turn<'_, S>) -> Result<(), Pause> {
         let mut now = None;
-        if self.long.is_some() && !self.part(with) {
-            // Others are served before it goes on.
-            with.progress.carried_out += with.share;
-            return Ok(());
+        if self.long.is_some() {
+            if !self.part(with) {
+                // Others are served before it goes on.
+                with.progress.carried_out += with.share;
+                return Ok(());
+            }
+            with.progress.carried_out += self.session.take_work();
         }
         while with.progress.carried_out < with.share && !self.session.closing() {
             if self.output.len() - self.sent > with.output_high {
@@ -435,7 +438,7 @@ impl Connection {
                     if self.long.is_some() {
                         match self.part(with) {
                             true => {
-                                with.progress.carried_out += COMMAND;
+                                with.progress.carried_out += self.session.take_work().max(COMMAND);
                                 now = None;
                                 continue;
                             }

@@ -294,3 +294,48 @@ fn a_connection_that_is_over_is_drained_a_share_at_a_time() {
     }
     assert_eq!(client.read(), b"+OK\r\n", "and its last reply is not lost");
 }
+#[test]
+fn what_names_many_keys_or_is_compared_with_long_patterns_is_carried_out_in_parts() {
+    let mut host = Host::new();
+    let (mut good, mut many, mut listener) = (host.known(), host.known(), host.known());
+    good.feed(b"SET there x\r\n");
+    let mut patterns = b"PSUBSCRIBE aaaaaaaa*".to_vec();
+    (0..10).for_each(|n| patterns.extend(format!(" {}b{n}", "*a".repeat(50)).into_bytes()));
+    listener.feed(&[&patterns[..], b"\r\n"].concat());
+    for client in [&mut good, &mut listener] {
+        while client.read().is_empty() {
+            host.round();
+        }
+    }
+    host.round();
+    listener.read();
+    let names = "$5\r\nthere\r\n$6\r\nabsent\r\n".repeat(2000);
+    let channel = "a".repeat(20_000);
+    // Each with its reply, and how many rounds it takes at least.
+    let cases = [
+        (format!("*4001\r\n$6\r\nEXISTS\r\n{names}"), ":2000\r\n", 4000 / 64),
+        (format!("*4001\r\n$5\r\nTOUCH\r\n{names}"), ":2000\r\n", 4000 / 64),
+        (format!("*3\r\n$7\r\nPUBLISH\r\n$20000\r\n{channel}\r\n$1\r\nm\r\n"), ":1\r\n", 2),
+    ];
+    for (request, reply, least) in cases {
+        many.feed(request.as_bytes());
+        let mut rounds = 0;
+        let replied = loop {
+            good.feed(b"PING\r\n");
+            host.round();
+            assert_eq!(good.read(), b"+PONG\r\n", "others are served in each round");
+            rounds += 1;
+            let replied = many.read();
+            if !replied.is_empty() {
+                break replied;
+            }
+        };
+        assert_eq!(replied, reply.as_bytes());
+        assert!(rounds >= least, "{rounds} rounds for {}", &request[..20]);
+    }
+    for _ in 0..4 {
+        host.round();
+    }
+    assert!(listener.read().ends_with(b"$1\r\nm\r\n"), "and the message has come");
+}
+
