@@ -109,6 +109,8 @@ pub(crate) struct Turn<'a, S> {
     pub(crate) memory: usize,
     /// Where changes go, to be written together with those of other connections.
     pub(crate) joint: &'a mut Joint,
+    /// There is no room for more that waits: nothing is put off.
+    pub(crate) is_crowded: bool,
     /// The connection's number there.
     pub(crate) place: usize,
     /// How much is carried out, and [received](RECEIVED). What begins within it is carried out whole.
@@ -125,7 +127,8 @@ pub(crate) enum After {
     Again,
     /// Commands were put off: when they are written, an [end](Connection::release) of that is due.
     Joint,
-    /// A command cannot be put off for lack of room: when those that were are written, the turn goes on.
+    /// A command cannot be put off for lack of room: when those that were are written, the turn goes on. Where others are in the way of
+    /// these, it is another turn.
     Full,
     /// The connection is over.
     Close,
@@ -156,10 +159,10 @@ impl Connection {
             queued: false,
             behind: false,
             debt: 0,
+            turns: 0,
         }
     }
 
-            turns: 0,
     pub(crate) const fn session(&self) -> &Session {
         &self.session
     }
@@ -270,9 +273,19 @@ impl Connection {
         if unanswered || over || unsent || self.session.has_mail() { After::Again } else { After::Wait }
     }
 
+    /// Whether commands of its were put off, and are not answered.
+    pub(crate) const fn is_held_back(&self) -> bool {
+        self.held_back
+    }
+
     /// Whether it comes behind those that want little.
     pub(crate) const fn is_behind(&self) -> bool {
         self.behind
+    }
+
+    /// Whether it has come a short while ago, by its turns.
+    pub(crate) const fn is_new(&self) -> bool {
+        self.turns < NEW
     }
 
     /// Does what there is to do, within its share.
@@ -282,12 +295,8 @@ impl Connection {
             let work = with.progress.work();
             self.debt = work.saturating_sub(with.share).max(self.debt.saturating_sub(with.share));
             self.behind = work >= with.share || self.debt > 0;
+            self.turns = self.turns.saturating_add(u8::from(with.progress.carried_out > 0));
         }
-    /// Whether it has come a short while ago, by its turns.
-    pub(crate) const fn is_new(&self) -> bool {
-        self.turns < NEW
-    }
-
         after
     }
 
@@ -295,7 +304,6 @@ impl Connection {
         if !self.over {
             let after = self.serve(with);
             if after != After::Close {
-            self.turns = self.turns.saturating_add(u8::from(with.progress.carried_out > 0));
                 return after;
             }
             self.over = true;
@@ -426,7 +434,8 @@ impl Connection {
                         false => Joins::Not,
                     };
                     let joined = joins == Joins::Writes || joins == Joins::Looks && self.held_back;
-                    if self.held_back && !joined || joined && !with.joint.has_room() {
+                    let has_room = with.joint.has_room() && !with.is_crowded;
+                    if self.held_back && !joined || joined && !has_room {
                         self.decoder.unread();
                         return Err(if self.held_back { Pause::PutOff } else { Pause::Full });
                     }

@@ -143,7 +143,8 @@ mod tests {
             assert_eq!(matches(pattern.as_bytes(), text.as_bytes(), false), expected, "{pattern} {text}");
             // However little at a time.
             let mut matching = Matching::default();
-            let found = (0..100).find_map(|_| matching.go_on(pattern.as_bytes(), text.as_bytes(), false, &mut 1));
+            let found =
+                (0..100).find_map(|_| matching.go_on(pattern.as_bytes(), text.as_bytes(), false, &mut 1));
             assert_eq!(found, Some(expected), "{pattern} {text}");
         }
         assert!(matches(b"MaxMem*", b"maxmemory", true));
