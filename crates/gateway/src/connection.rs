@@ -31,6 +31,9 @@ const DRAIN: usize = 4 << 20;
 /// An output buffer that grew beyond this for large replies is given back once it is empty; all of it is, once the
 /// connection has been idle for a while.
 const KEEP: usize = 64 * 1024;
+/// A connection is new until it has had so many turns: one that asks for much and comes anew for each command has as little of a round as one
+/// that stays and is behind.
+pub(crate) const NEW: u8 = 16;
 /// Bytes that a connection may hold whatever the others do: who fills the memory keeps nobody from small requests.
 const SMALL: usize = 128 * 1024;
 
@@ -73,6 +76,8 @@ pub(crate) struct Connection {
     /// Its last turn did all that a turn does, or has not made up for what one before did beyond that, which is the debt.
     behind: bool,
     debt: usize,
+    /// Turns in which it had something carried out, as long as they are few.
+    turns: u8,
 }
 
 /// What a turn has done so far.
@@ -104,6 +109,8 @@ pub(crate) struct Turn<'a, S> {
     pub(crate) memory: usize,
     /// Where changes go, to be written together with those of other connections.
     pub(crate) joint: &'a mut Joint,
+    /// There is no room for more that waits: nothing is put off.
+    pub(crate) is_crowded: bool,
     /// The connection's number there.
     pub(crate) place: usize,
     /// How much is carried out, and [received](RECEIVED). What begins within it is carried out whole.
@@ -120,7 +127,8 @@ pub(crate) enum After {
     Again,
     /// Commands were put off: when they are written, an [end](Connection::release) of that is due.
     Joint,
-    /// A command cannot be put off for lack of room: when those that were are written, the turn goes on.
+    /// A command cannot be put off for lack of room: when those that were are written, the turn goes on. Where others are in the way of
+    /// these, it is another turn.
     Full,
     /// The connection is over.
     Close,
@@ -151,6 +159,7 @@ impl Connection {
             queued: false,
             behind: false,
             debt: 0,
+            turns: 0,
         }
     }
 
@@ -264,9 +273,19 @@ impl Connection {
         if unanswered || over || unsent || self.session.has_mail() { After::Again } else { After::Wait }
     }
 
+    /// Whether commands of its were put off, and are not answered.
+    pub(crate) const fn is_held_back(&self) -> bool {
+        self.held_back
+    }
+
     /// Whether it comes behind those that want little.
     pub(crate) const fn is_behind(&self) -> bool {
         self.behind
+    }
+
+    /// Whether it has come a short while ago, by its turns.
+    pub(crate) const fn is_new(&self) -> bool {
+        self.turns < NEW
     }
 
     /// Does what there is to do, within its share.
@@ -276,6 +295,7 @@ impl Connection {
             let work = with.progress.work();
             self.debt = work.saturating_sub(with.share).max(self.debt.saturating_sub(with.share));
             self.behind = work >= with.share || self.debt > 0;
+            self.turns = self.turns.saturating_add(u8::from(with.progress.carried_out > 0));
         }
         after
     }
@@ -390,10 +410,13 @@ impl Connection {
     /// Carries out requests as long as some of the share is left.
     fn carry_out<S: Store>(&mut self, with: &mut Turn<'_, S>) -> Result<(), Pause> {
         let mut now = None;
-        if self.long.is_some() && !self.part(with) {
-            // Others are served before it goes on.
-            with.progress.carried_out += with.share;
-            return Ok(());
+        if self.long.is_some() {
+            if !self.part(with) {
+                // Others are served before it goes on.
+                with.progress.carried_out += with.share;
+                return Ok(());
+            }
+            with.progress.carried_out += self.session.take_work();
         }
         while with.progress.carried_out < with.share && !self.session.closing() {
             if self.output.len() - self.sent > with.output_high {
@@ -411,7 +434,8 @@ impl Connection {
                         false => Joins::Not,
                     };
                     let joined = joins == Joins::Writes || joins == Joins::Looks && self.held_back;
-                    if self.held_back && !joined || joined && !with.joint.has_room() {
+                    let has_room = with.joint.has_room() && !with.is_crowded;
+                    if self.held_back && !joined || joined && !has_room {
                         self.decoder.unread();
                         return Err(if self.held_back { Pause::PutOff } else { Pause::Full });
                     }
@@ -423,7 +447,7 @@ impl Connection {
                     if self.long.is_some() {
                         match self.part(with) {
                             true => {
-                                with.progress.carried_out += COMMAND;
+                                with.progress.carried_out += self.session.take_work().max(COMMAND);
                                 now = None;
                                 continue;
                             }

@@ -10,7 +10,8 @@
 use std::fmt::Display;
 
 use remanence_kv::client::{
-    Call, Change, Client, Error, Found, Get, Many, Operation, Peek, RemoteMemory, attend, peek, put_all, run,
+    Call, Change, Client, Error, Found, Get, Many, Operation, Peek, Progress, RemoteMemory, attend, peek,
+    peek_front, put_all, run,
 };
 use remanence_kv::format::KEY_MAX;
 use remanence_kv::format::slot::FINGERPRINT_BITS;
@@ -27,6 +28,9 @@ const PAGES: usize = 8;
 /// The store keeps a value so much longer than it lasts, milliseconds: its clock is not ours, and which millisecond is the last
 /// one is decided by the head.
 const LATER: u64 = 100;
+
+/// What comes of a change: its version.
+type Outcome = Result<u64, Error>;
 
 /// Who reaches an Erda store for one worker. Names are the store's own keys.
 pub trait Handle {
@@ -46,6 +50,24 @@ pub trait Handle {
         Ok(Peek::Unknown)
     }
 
+    /// The same of so many bytes of the value's front: of a long value no more is read than that, and it is not verified.
+    ///
+    /// # Errors
+    /// [`StoreError`]
+    fn peek_front(&mut self, name: &[u8], max: usize, buffer: &mut Vec<u8>) -> Result<Peek, StoreError> {
+        let _ = max;
+        self.peek(name, buffer)
+    }
+
+    /// The same, where a look does not tell.
+    ///
+    /// # Errors
+    /// [`StoreError`]
+    fn front(&mut self, name: &[u8], max: usize) -> Result<Option<Found>, StoreError> {
+        let _ = max;
+        self.get(name)
+    }
+
     /// Several values, under one doorbell.
     fn get_many(&mut self, names: &[Vec<u8>]) -> Vec<Result<Option<Found>, StoreError>>;
 
@@ -58,6 +80,11 @@ pub trait Handle {
     /// Writes and deletes several values of different names: one message, one doorbell, one flush. Of each, what
     /// [`put`](Self::put) or [`delete`](Self::delete) would say.
     fn change_many(&mut self, changes: &[NamedChange<'_>]) -> Vec<Result<bool, StoreError>>;
+
+    /// The same, without waiting for others who are in the way: `None` of what they are in the way of, which has not been made.
+    fn change_at_once(&mut self, changes: &[NamedChange<'_>]) -> Vec<Option<Result<bool, StoreError>>> {
+        self.change_many(changes).into_iter().map(Some).collect()
+    }
 
     /// Deletes a value if there is one and the condition holds; whether it did.
     ///
@@ -158,6 +185,12 @@ where
 {
     fn carry_out<O: Operation>(&mut self, operation: &mut O) -> Result<O::Output, StoreError> {
         let output = self.reach(operation)?;
+        self.say()?;
+        Ok(output)
+    }
+
+    /// Says what the server may wait for, after an operation.
+    fn say(&mut self) -> Result<(), StoreError> {
         self.attend()?;
         // Nothing of ours is under way now: the server may take back what older views show.
         if let Some(acknowledge) = self.client.poll_acknowledgement() {
@@ -167,7 +200,37 @@ where
             // The server looks at it when it can; its answer is for nobody.
             let _ = self.reach(&mut Call::new(report))?;
         }
-        Ok(output)
+        Ok(())
+    }
+
+    /// Carries changes out, as far as nobody is in the way: what is left then has left no trace.
+    fn carry_out_at_once(&mut self, changes: Vec<Change>) -> Result<Vec<Option<Outcome>>, StoreError> {
+        let mut many = Many::new(changes);
+        let (mut completions, mut tries) = (Vec::new(), 0);
+        let outcomes: Vec<Option<Outcome>> = loop {
+            let waited =
+                match many.step(&mut self.client, self.remote.now(), std::mem::take(&mut completions)) {
+                    Progress::Done(outcomes) => break outcomes.into_iter().map(Some).collect(),
+                    Progress::Post(verbs) => self.remote.post(verbs).map(|done| completions = done),
+                    Progress::Again
+                        if many.outcomes().all(|(one, done)| done.is_some() || !one.is_writing()) =>
+                    {
+                        let outcomes = many.outcomes().map(|(_, done)| done.cloned()).collect();
+                        many.cancel(&mut self.client);
+                        break outcomes;
+                    }
+                    Progress::Again => {
+                        tries += 1;
+                        self.remote.again(tries).and_then(|()| attend(&mut self.client, &mut self.remote))
+                    }
+                };
+            if let Err(error) = waited {
+                many.cancel(&mut self.client);
+                return Err(StoreError::Unavailable(error.to_string()));
+            }
+        };
+        self.say()?;
+        Ok(outcomes)
     }
 
     /// Has values written and deleted by the server, as far as it is at hand and nobody is in the way.
@@ -227,6 +290,16 @@ where
             .map_err(|error| StoreError::Unavailable(error.to_string()))
     }
 
+    fn peek_front(&mut self, name: &[u8], max: usize, buffer: &mut Vec<u8>) -> Result<Peek, StoreError> {
+        self.attend()?;
+        peek_front(&mut self.client, &mut self.remote, name, max, buffer)
+            .map_err(|error| StoreError::Unavailable(error.to_string()))
+    }
+
+    fn front(&mut self, name: &[u8], max: usize) -> Result<Option<Found>, StoreError> {
+        self.carry_out(&mut Get::front(name, max))?.map_err(|error| refused(&error))
+    }
+
     fn get_many(&mut self, names: &[Vec<u8>]) -> Vec<Result<Option<Found>, StoreError>> {
         let gets = names.iter().map(|name| Get::new(name)).collect();
         match self.carry_out(&mut Many::new(gets)) {
@@ -264,6 +337,30 @@ where
                 (None, Err(error)) => return Err(error.clone()),
             };
             changed(change, outcome)
+        };
+        done.into_iter().zip(changes).map(one).collect()
+    }
+
+    fn change_at_once(&mut self, changes: &[NamedChange<'_>]) -> Vec<Option<Result<bool, StoreError>>> {
+        let mut inlines = Vec::with_capacity(changes.len());
+        for &NamedChange { name: key, value, expect } in changes {
+            let expires = value.map_or(0, |value| self.ends(value));
+            inlines.push(Inline { key, value, expires, expect });
+        }
+        let made = self.put_at_once(&inlines).and_then(|done| {
+            let left = inlines.iter().zip(&done).filter(|(_, done)| done.is_none());
+            let left: Vec<Change> = left.map(|(inline, _)| Change::new(inline)).collect();
+            let rest = if left.is_empty() { Vec::new() } else { self.carry_out_at_once(left)? };
+            Ok((done, rest))
+        });
+        let (done, rest) = match made {
+            Err(error) => return changes.iter().map(|_| Some(Err(error.clone()))).collect(),
+            Ok(made) => made,
+        };
+        let mut rest = rest.into_iter();
+        let one = |(done, change): (Option<_>, &NamedChange<'_>)| {
+            let outcome = done.or_else(|| rest.next().expect("one for each that was left"));
+            outcome.map(|outcome| changed(change, outcome))
         };
         done.into_iter().zip(changes).map(one).collect()
     }
@@ -319,12 +416,54 @@ impl<H: Handle> Erda<H> {
     fn page(&mut self, cursor: u64, limit: usize) -> Result<(Vec<Vec<u8>>, Option<u64>), StoreError> {
         self.handle.page(cursor, limit.clamp(1, PAGE) as u32)
     }
+
+    fn change_by(
+        &mut self,
+        at_once: bool,
+        changes: &[store::Change<'_>],
+        done: &mut Vec<Option<Result<bool, StoreError>>>,
+    ) {
+        let first = done.len();
+        let (mut names, mut ends) = (Vec::new(), Vec::new());
+        for (n, change) in changes.iter().enumerate() {
+            let named = name_in(&mut self.name, change.key);
+            if named.is_ok() {
+                names.extend_from_slice(&self.name);
+                ends.push((n, names.len()));
+            }
+            done.push(Some(match (named, change.value) {
+                // No key that long can have been written.
+                (Err(_), None) => Ok(false),
+                (named, _) => named.map(|()| false),
+            }));
+        }
+        let starts = std::iter::once(0).chain(ends.iter().map(|(_, end)| *end));
+        let named: Vec<NamedChange<'_>> = starts
+            .zip(&ends)
+            .map(|(start, (n, end))| {
+                let store::Change { value, condition, .. } = changes[*n];
+                NamedChange { name: &names[start..*end], value, expect: expect(condition) }
+            })
+            .collect();
+        let outputs = match at_once {
+            true => self.handle.change_at_once(&named),
+            false => self.handle.change_many(&named).into_iter().map(Some).collect(),
+        };
+        for ((n, _), output) in ends.iter().zip(outputs) {
+            done[first + n] = output;
+        }
+    }
 }
 
 /// How long the store is to keep a value of ours that expires, milliseconds.
 pub(crate) fn remaining(value: &[u8], now: UnixMs) -> Option<u64> {
     let (head, _) = Head::parse(value).ok()?;
     Some(head.expires?.saturating_sub(now).max(0) as u64 + LATER)
+}
+
+/// Whether the front of a value of ours says that its time has not come.
+fn stays(front: &[u8]) -> bool {
+    Head::parse(front).is_ok_and(|(head, _)| !head.expired(crate::process::unix_ms()))
 }
 
 /// The database's number, then the name.
@@ -409,6 +548,35 @@ impl<H: Handle> Store for Erda<H> {
         }
     }
 
+    fn head(&mut self, key: Key<'_>, head: &mut Vec<u8>) -> Result<Option<Version>, StoreError> {
+        if name_in(&mut self.name, key).is_err() {
+            return Ok(None);
+        }
+        let start = head.len();
+        match self.handle.peek_front(&self.name, HEAD_LEN, head)? {
+            Peek::Absent => return Ok(None),
+            // What is over will be deleted, and is verified before.
+            Peek::Found { version, value } if stays(&head[value.clone()]) => {
+                head.truncate(value.end);
+                head.drain(start..value.start);
+                head.truncate(start + HEAD_LEN);
+                return Ok(Some(Version(version)));
+            }
+            Peek::Found { .. } => head.truncate(start),
+            Peek::Unknown => match self.handle.front(&self.name, HEAD_LEN)? {
+                None => return Ok(None),
+                Some(found) if stays(&found.value) => {
+                    head.extend_from_slice(&found.value[..found.value.len().min(HEAD_LEN)]);
+                    return Ok(Some(Version(found.version)));
+                }
+                Some(_) => {}
+            },
+        }
+        let version = self.get(key, head)?;
+        head.truncate(start + HEAD_LEN);
+        Ok(version)
+    }
+
     fn put(&mut self, key: Key<'_>, value: &[u8], condition: Condition) -> Result<bool, StoreError> {
         let name = named(key)?;
         self.handle.put(&name, value, expect(condition))
@@ -448,31 +616,17 @@ impl<H: Handle> Store for Erda<H> {
     }
 
     fn change_many(&mut self, changes: &[store::Change<'_>], done: &mut Vec<Result<bool, StoreError>>) {
-        let first = done.len();
-        let (mut names, mut ends) = (Vec::new(), Vec::new());
-        for (n, change) in changes.iter().enumerate() {
-            let named = name_in(&mut self.name, change.key);
-            if named.is_ok() {
-                names.extend_from_slice(&self.name);
-                ends.push((n, names.len()));
-            }
-            done.push(match (named, change.value) {
-                // No key that long can have been written.
-                (Err(_), None) => Ok(false),
-                (named, _) => named.map(|()| false),
-            });
-        }
-        let starts = std::iter::once(0).chain(ends.iter().map(|(_, end)| *end));
-        let named: Vec<NamedChange<'_>> = starts
-            .zip(&ends)
-            .map(|(start, (n, end))| {
-                let store::Change { value, condition, .. } = changes[*n];
-                NamedChange { name: &names[start..*end], value, expect: expect(condition) }
-            })
-            .collect();
-        for ((n, _), output) in ends.iter().zip(self.handle.change_many(&named)) {
-            done[first + n] = output;
-        }
+        let mut all = Vec::with_capacity(changes.len());
+        self.change_by(false, changes, &mut all);
+        done.extend(all.into_iter().map(|done| done.expect("who waits has an answer")));
+    }
+
+    fn change_at_once(
+        &mut self,
+        changes: &[store::Change<'_>],
+        done: &mut Vec<Option<Result<bool, StoreError>>>,
+    ) {
+        self.change_by(true, changes, done);
     }
 
     fn delete(&mut self, key: Key<'_>, condition: Condition) -> Result<bool, StoreError> {

@@ -347,6 +347,10 @@ impl Handle for Live {
         Ok(self.attempt(|store| store.get(name))?)
     }
 
+    fn front(&mut self, name: &[u8], max: usize) -> Result<Option<Found>, StoreError> {
+        Ok(self.attempt(|store| store.get_front(name, max))?)
+    }
+
     fn get_many(&mut self, names: &[Vec<u8>]) -> Vec<Result<Option<Found>, StoreError>> {
         match self.attempt(|store| store.get_many(names)) {
             Ok(found) => found.into_iter().map(Ok).collect(),

@@ -80,6 +80,14 @@ impl Handle for Near {
         self.look(|parts| parts.peek(name, buffer))
     }
 
+    fn peek_front(&mut self, name: &[u8], max: usize, buffer: &mut Vec<u8>) -> Result<Peek, StoreError> {
+        self.look(|parts| parts.peek_front(name, max, buffer))
+    }
+
+    fn front(&mut self, name: &[u8], max: usize) -> Result<Option<Found>, StoreError> {
+        self.look(|parts| parts.front(name, max))
+    }
+
     fn get_many(&mut self, names: &[Vec<u8>]) -> Vec<Result<Option<Found>, StoreError>> {
         let found = self.parts.get_many(names);
         let again = found.iter().any(Result::is_err) && self.begins_anew();
@@ -93,6 +101,14 @@ impl Handle for Near {
     fn change_many(&mut self, changes: &[NamedChange<'_>]) -> Vec<Result<bool, StoreError>> {
         let done = self.parts.change_many(changes);
         if done.iter().any(Result::is_err) {
+            self.begins_anew();
+        }
+        done
+    }
+
+    fn change_at_once(&mut self, changes: &[NamedChange<'_>]) -> Vec<Option<Result<bool, StoreError>>> {
+        let done = self.parts.change_at_once(changes);
+        if done.iter().any(|done| matches!(done, Some(Err(_)))) {
             self.begins_anew();
         }
         done
@@ -131,22 +147,56 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(120);
 
-    #[test]
-    fn a_worker_that_was_cut_off_becomes_a_new_client() {
+    /// What is done with a store of 8 MiB that serves meanwhile.
+    fn with_store(ip: &str, lease: Duration, test: impl FnOnce(&dyn Fn() -> Near)) {
         let memory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a directory");
-        let context =
-            Context::open(Options::udp("127.9.41.1".parse().expect("an address"))).expect("a device");
-        let lease = Duration::from_millis(50);
+        let context = Context::open(Options::udp(ip.parse().expect("an address"))).expect("a device");
         let options = ServerOptions::file(memory.path().join("store")).size(8 << 20).lease(lease);
         let mut server = Server::bind(&context, options).expect("a server");
         let locals = server.locals().expect("alone");
         let over = Stop::new();
         let stop = over.clone();
         let serving = std::thread::spawn(move || server.run(&stop));
-        let new = || {
+        test(&|| {
             let (client, local) = locals.connect(16);
             Near { locals: locals.clone(), locations: 16, parts: Parts::new(client, local) }
-        };
+        });
+        over.ask();
+        serving.join().expect("the server's thread").expect("it served");
+    }
+
+    #[test]
+    fn a_store_full_of_long_values_takes_each_again_and_nobody_waits_in_place() {
+        with_store("127.9.41.2", Duration::from_secs(60), |new| {
+            let mut near = new();
+            let mut put = |key: u8, byte: u8| {
+                let value = vec![byte; 250 << 10];
+                let change = NamedChange { name: &[key], value: Some(&value), expect: Expect::Any };
+                let since = Instant::now();
+                loop {
+                    match near.change_at_once(&[change]).pop().expect("one for one") {
+                        Some(outcome) => break outcome,
+                        None => std::thread::yield_now(),
+                    }
+                    assert!(since.elapsed() < PATIENCE, "it is neither taken nor refused");
+                }
+            };
+            let keys = (0..).take_while(|key| put(*key, 0) == Ok(true)).count() as u8;
+            assert!(keys > 8, "{keys} values");
+            for round in 1..3 {
+                for key in 0..keys {
+                    assert_eq!(put(key, round), Ok(true), "{key} of {keys}");
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn a_worker_that_was_cut_off_becomes_a_new_client() {
+        with_store("127.9.41.1", Duration::from_millis(50), begins_anew);
+    }
+
+    fn begins_anew(new: &dyn Fn() -> Near) {
         let cut_off = |near: &mut Near| {
             // Several times what fits: cleaning waits for every client's word, for a lease.
             let (mut busy, since) = (new(), Instant::now());
@@ -184,8 +234,5 @@ mod tests {
         cut_off(&mut near);
         near.rest();
         assert!(!near.parts.remote().is_cut_off(), "who rests begins anew, too");
-        drop(near);
-        over.ask();
-        serving.join().expect("the server's thread").expect("it served");
     }
 }

@@ -5,13 +5,16 @@
 //! times a second to see whether connections have been killed, are idle or stalled, and for a [rest](Store::rest) of the store, whose server
 //! waits for that from clients that are idle.
 //!
-//! It serves its connections in [rounds](Worker::serve): each has a share of the round's work at a turn, and those that want little go before
-//! those that could not finish, or did more than their share.
+//! It serves its connections in [rounds](Worker::serve): each has a share of the round's work at a turn, and those that are known to want little
+//! go before those that could not finish, or did more than their share, and those that have only come: nothing is known of these.
+//!
+//! What connections have changed is written at the end of a round. Where others are in the way of a change, as a store that cleans its log may
+//! be, it [waits](Waiting) with the connection that has made it, and all other ones go on.
 
 #[cfg(test)]
 mod tests;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::io::ErrorKind;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
@@ -22,7 +25,7 @@ use mio::event::Event;
 use mio::{Events, Poll, Token};
 use remanence_resp::engine::{Bell, Moment, Session, Shared};
 use remanence_resp::joint::Joint;
-use remanence_resp::store::Store;
+use remanence_resp::store::{Store, StoreError};
 use remanence_resp::sweep::Sweep;
 
 use crate::connection::{After, COMMAND, Connection, Progress, Turn, next_random};
@@ -50,6 +53,12 @@ const READ_BUFFER: usize = 64 * 1024;
 /// have more to do than one share. Who is alone has all of it; whoever wants little waits for one round, however many want much.
 const SHARE: usize = 64 * 1024;
 const ROUND: usize = 640 * 1024;
+/// How long changes wait that others are in the way of: between two attempts, first and at most, and in all. And so many bytes of values
+/// wait at most: those of one change more.
+const PAUSE: Duration = Duration::from_millis(1);
+const PAUSE_MAX: Duration = Duration::from_millis(32);
+const PATIENCE: Duration = Duration::from_secs(30);
+const WAITING: usize = 16 << 20;
 /// How often commands are put off whose key others keep changing, before each is carried out by itself.
 const ROUNDS: u32 = 8;
 
@@ -113,6 +122,14 @@ pub(crate) struct Arrival {
     local: String,
 }
 
+/// Changes that others are in the way of, and when they are tried again.
+struct Waiting {
+    joint: Joint,
+    since: Instant,
+    next: Instant,
+    pause: Duration,
+}
+
 #[derive(Default)]
 struct Listeners {
     clients: Vec<Listener>,
@@ -137,12 +154,18 @@ pub(crate) struct Worker<S> {
     woken: Vec<usize>,
     /// Those that are [behind](Connection::is_behind) the others, and each other's turns.
     again: VecDeque<usize>,
+    /// Those that have only [come](Connection::is_new), which go by turns with these, and whether one of them was the last.
+    newcomers: VecDeque<usize>,
+    was_new: bool,
     /// What a turn may do in this round.
     share: usize,
     /// What connections have changed and the store has not taken yet, and whose it is: they wait for each other, no longer than one
     /// round of all that have something to do takes.
     joint: Joint,
     joined: Vec<usize>,
+    waiting: Vec<Waiting>,
+    /// Places that have a change to make, and no room to wait with it.
+    parked: Vec<usize>,
     buffer: Vec<u8>,
     random: u64,
     /// All hashes that are to be folded are others' business just now.
@@ -168,9 +191,13 @@ impl<S: Store> Worker<S> {
             free: Vec::new(),
             woken: Vec::new(),
             again: VecDeque::new(),
+            newcomers: VecDeque::new(),
+            was_new: false,
             share: ROUND,
             joint: Joint::default(),
             joined: Vec::new(),
+            waiting: Vec::new(),
+            parked: Vec::new(),
             buffer: vec![0; READ_BUFFER],
             random: u64::from_le_bytes(process::random()),
             folded: false,
@@ -194,15 +221,18 @@ impl<S: Store> Worker<S> {
             let shared = &self.common.shared;
             let rests = self.folded || !shared.has_folds();
             let rests = rests && !shared.has_left_channels() && !self.has_leaving();
-            let idle = self.woken.is_empty() && self.again.is_empty() && self.joined.is_empty();
+            let idle = self.ready() == 0 && self.joined.is_empty();
             let wait = if idle && rests {
-                next_tick.saturating_duration_since(Instant::now())
+                let next = self.waiting.iter().map(|waiting| waiting.next).min();
+                let next = next.map_or(next_tick, |next| next.min(next_tick));
+                next.saturating_duration_since(Instant::now())
             } else {
                 Duration::ZERO
             };
             self.gather(&mut events, wait);
             self.serve();
             self.write_joint();
+            self.write_waiting(Instant::now());
             self.fold();
             self.common.shared.leave_channels();
             if self.has_leaving() {
@@ -243,28 +273,43 @@ impl<S: Store> Worker<S> {
         if let Some(Some(connection)) = self.guests.get_mut(place)
             && !std::mem::replace(&mut connection.queued, true)
         {
-            match connection.is_behind() {
-                true => self.again.push_back(place),
-                false => self.woken.push(place),
+            match (connection.is_behind(), connection.is_new()) {
+                (true, _) => self.again.push_back(place),
+                (false, true) => self.newcomers.push_back(place),
+                (false, false) => self.woken.push(place),
             }
         }
     }
 
-    /// A round of turns: of all that have wanted little, and then of those that had more to do than their share, until a round's work has
-    /// been done for them; one of them has a turn in any case.
+    /// How many connections have a turn to come.
+    fn ready(&self) -> usize {
+        self.woken.len() + self.newcomers.len() + self.again.len()
+    }
+
+    /// A round of turns: of all that have wanted little, and then of the new ones and of those that had more to do than their share, until a
+    /// round's work has been done for them; one of them has a turn in any case.
     fn serve(&mut self) {
-        let ready = self.woken.len() + self.again.len();
-        self.share = (ROUND / ready.max(1)).max(SHARE);
-        let (mut left, mut most) = (ROUND, self.again.len());
+        self.share = (ROUND / self.ready().max(1)).max(SHARE);
+        let (mut left, mut most) = (ROUND, self.newcomers.len() + self.again.len());
         for place in std::mem::take(&mut self.woken) {
             self.turn(place);
         }
         while left > 0
             && most > 0
-            && let Some(place) = self.again.pop_front()
+            && let Some(place) = self.next_in_turn()
         {
             left = left.saturating_sub(self.turn(place).max(COMMAND));
             most -= 1;
+        }
+    }
+
+    /// Who comes next of those for which there is a bound: by turns one that is new and one that is behind, so that neither kind keeps the
+    /// other waiting.
+    fn next_in_turn(&mut self) -> Option<usize> {
+        self.was_new = !self.was_new;
+        match self.was_new {
+            true => self.newcomers.pop_front().or_else(|| self.again.pop_front()),
+            false => self.again.pop_front().or_else(|| self.newcomers.pop_front()),
         }
     }
 
@@ -346,6 +391,7 @@ impl<S: Store> Worker<S> {
     fn turn(&mut self, place: usize) -> usize {
         let mut progress = Progress::default();
         loop {
+            let crowded = self.is_crowded();
             let common = &*self.common;
             let Some(Some(connection)) = self.guests.get_mut(place) else { return 0 };
             connection.queued = false;
@@ -358,6 +404,7 @@ impl<S: Store> Worker<S> {
                 output_high: common.options.output_high,
                 memory: common.options.memory,
                 joint: &mut self.joint,
+                is_crowded: crowded,
                 place,
                 share: self.share,
                 progress,
@@ -368,6 +415,10 @@ impl<S: Store> Worker<S> {
                 After::Wait => {}
                 After::Again => self.enqueue(place),
                 After::Joint => self.joined.push(place),
+                After::Full if crowded => {
+                    connection.queued = true;
+                    self.parked.push(place);
+                }
                 After::Full => {
                     self.write_joint();
                     continue;
@@ -380,7 +431,7 @@ impl<S: Store> Worker<S> {
 
     /// Writes what was put off: one wait of the store for all of it. Then it is answered.
     fn write_joint(&mut self) {
-        if self.joined.is_empty() {
+        if self.joined.is_empty() && self.joint.is_empty() {
             return;
         }
         let common = Arc::clone(&self.common);
@@ -394,7 +445,11 @@ impl<S: Store> Worker<S> {
             }
             // A poisoned lock protects nothing that could be torn: it only keeps commands apart.
             let beside = common.alone.read().unwrap_or_else(PoisonError::into_inner);
-            let left = self.joint.write(&mut self.store, &common.shared);
+            let (left, waiting) = self.joint.write_at_once(&mut self.store, &common.shared);
+            if !waiting.is_empty() {
+                let (since, pause) = (Instant::now(), PAUSE);
+                self.waiting.push(Waiting { joint: waiting, since, next: since + pause, pause });
+            }
             // Who is always too late is carried out by itself.
             let by_itself = round == ROUNDS;
             let beside = by_itself.then_some(beside);
@@ -415,12 +470,69 @@ impl<S: Store> Worker<S> {
             common.contended.fetch_sub(1, Ordering::Relaxed);
         }
         drop(turn);
+        let waits: BTreeSet<usize> = self.waiting.iter().flat_map(|waiting| waiting.joint.owners()).collect();
         for place in std::mem::take(&mut self.joined) {
+            if waits.contains(&place) {
+                continue;
+            }
             let Some(Some(connection)) = self.guests.get_mut(place) else { continue };
             match connection.release(&common.shared) {
                 After::Close => self.leave(place),
                 After::Again => self.enqueue(place),
                 After::Wait | After::Joint | After::Full => {}
+            }
+        }
+    }
+
+    /// Whether what waits is so much that nothing more is put off.
+    fn is_crowded(&self) -> bool {
+        self.waiting.iter().map(|waiting| waiting.joint.value_bytes()).sum::<usize>() > WAITING
+    }
+
+    /// Tries again to write what others were in the way of, as far as it is time. What comes out otherwise is carried out again with what is
+    /// put off next.
+    fn write_waiting(&mut self, now: Instant) {
+        if self.waiting.is_empty() && self.parked.is_empty() {
+            return;
+        }
+        let common = Arc::clone(&self.common);
+        let mut over = BTreeSet::new();
+        for mut waiting in std::mem::take(&mut self.waiting) {
+            if now < waiting.next {
+                self.waiting.push(waiting);
+                continue;
+            }
+            let owners: BTreeSet<usize> = waiting.joint.owners().collect();
+            // A poisoned lock protects nothing that could be torn: it only keeps commands apart.
+            let beside = common.alone.read().unwrap_or_else(PoisonError::into_inner);
+            let (left, rest) = match now.saturating_duration_since(waiting.since) < PATIENCE {
+                true => waiting.joint.write_at_once(&mut self.store, &common.shared),
+                false => (waiting.joint.give_up(&in_the_way()), Joint::default()),
+            };
+            for (piece, verdict) in left {
+                self.random = next_random(self.random);
+                let moment = Moment { unix_us: process::unix_us(), random: self.random };
+                if let Some(Some(connection)) = self.guests.get_mut(piece.owner) {
+                    let store = (&mut self.store, Some(&mut self.joint));
+                    connection.mend((&piece, verdict), store, &common.shared, moment);
+                }
+            }
+            drop(beside);
+            over.extend(owners);
+            if !rest.is_empty() {
+                let pause = (waiting.pause * 2).min(PAUSE_MAX);
+                self.waiting.push(Waiting { joint: rest, next: now + pause, pause, ..waiting });
+            }
+        }
+        // Those that still wait for something stay.
+        self.joined.extend(over);
+        self.write_joint();
+        if !self.is_crowded() {
+            for place in std::mem::take(&mut self.parked) {
+                if let Some(Some(connection)) = self.guests.get_mut(place) {
+                    connection.queued = false;
+                }
+                self.enqueue(place);
             }
         }
     }
@@ -457,6 +569,10 @@ impl<S: Store> Worker<S> {
         let mut over = Vec::new();
         for (place, guest) in self.guests.iter_mut().enumerate() {
             let Some(connection) = guest else { continue };
+            // What it waits for is written, or given up, before it may go.
+            if connection.is_held_back() {
+                continue;
+            }
             let peer = connection.session().peer().clone();
             let quiet = now_us - peer.last_us();
             // Once, in the tick that finds it quiet for so long.
@@ -543,9 +659,13 @@ impl<S: Store> Worker<S> {
         let mut events = Events::with_capacity(1024);
         loop {
             // A pipeline that a turn could not finish goes on, to the end of what has been received.
-            while !(self.joined.is_empty() && self.woken.is_empty() && self.again.is_empty()) {
+            while !(self.joined.is_empty() && self.ready() == 0) {
                 self.serve();
                 self.write_joint();
+            }
+            self.write_waiting(Instant::now());
+            if self.ready() > 0 {
+                continue;
             }
             for place in 0..self.guests.len() {
                 if self.guests[place].as_ref().is_some_and(|connection| !connection.owes()) {
@@ -556,6 +676,8 @@ impl<S: Store> Worker<S> {
             if self.guests.iter().all(Option::is_none) || left.is_zero() {
                 break;
             }
+            let next = self.waiting.iter().map(|waiting| waiting.next).min();
+            let left = next.map_or(left, |next| left.min(next.saturating_duration_since(Instant::now())));
             if self.poll.poll(&mut events, Some(left)).is_err() {
                 continue;
             }
@@ -569,4 +691,12 @@ impl<S: Store> Worker<S> {
             self.leave(place);
         }
     }
+}
+
+/// What is said of changes that have waited for too long.
+fn in_the_way() -> StoreError {
+    let seconds = PATIENCE.as_secs();
+    StoreError::Unavailable(format!(
+        "others have been in the way for {seconds} s: writers of the key, or the cleaning of its log"
+    ))
 }

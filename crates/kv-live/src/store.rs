@@ -205,6 +205,15 @@ impl Store {
         self.repeat(|store| Ok(store.look(Get::new(key))??))
     }
 
+    /// The first bytes of a key's value, so many or all if it has fewer, and perhaps more: of a long value no more is read than that, and it
+    /// is not verified.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get).
+    pub fn get_front(&mut self, key: &[u8], max: usize) -> Result<Option<Found>, Error> {
+        self.repeat(|store| Ok(store.look(Get::front(key, max))??))
+    }
+
     /// The values of several keys, their READs under one doorbell.
     ///
     /// # Errors

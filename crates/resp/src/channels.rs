@@ -16,6 +16,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
+use std::ops::Bound;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -208,6 +209,28 @@ pub(crate) struct Channels {
 struct Table {
     channels: By,
     patterns: By,
+    /// Bytes of all patterns.
+    pattern_bytes: usize,
+}
+
+/// Bytes of patterns that are compared at a time, where a message is for all whose patterns fit: a millisecond.
+const COMPARED: usize = 256 * 1024;
+
+/// The patterns that a channel's name fits, as far as they have been looked at.
+#[derive(Default, Debug)]
+pub(crate) struct Search {
+    /// The one that is being compared, and how far it has been.
+    at: Option<(Vec<u8>, glob::Matching)>,
+    /// The last one that was.
+    behind: Option<Vec<u8>>,
+    fitting: Vec<Vec<u8>>,
+}
+
+impl Search {
+    /// Bytes that it keeps.
+    pub(crate) fn bytes(&self) -> usize {
+        self.fitting.iter().map(|name| name.len() + size_of::<Vec<u8>>()).sum()
+    }
 }
 
 impl Table {
@@ -264,7 +287,12 @@ impl Channels {
         if own.of(kind).insert(name.to_vec()) {
             own.bytes += 2 * name.len() + EACH;
             let receiver = Receiver { mail: Arc::clone(mail), peer: Arc::clone(peer) };
-            self.write().of(kind).entry(name.to_vec()).or_default().insert(peer.id, receiver);
+            let mut table = self.write();
+            if kind == Kind::Pattern && !table.patterns.contains_key(name) {
+                table.pattern_bytes += name.len();
+            }
+            table.of(kind).entry(name.to_vec()).or_default().insert(peer.id, receiver);
+            drop(table);
             peer.subscribed(own.channels.len(), own.patterns.len());
         }
     }
@@ -294,6 +322,9 @@ impl Channels {
             receivers.remove(&id);
             if receivers.is_empty() {
                 by.remove(name);
+                if kind == Kind::Pattern {
+                    table.pattern_bytes -= name.len();
+                }
             }
         }
         true
@@ -350,9 +381,63 @@ impl Channels {
         }
     }
 
+    /// Whether to find the patterns that a channel's name fits may be so much that others are to be served meanwhile.
+    pub(crate) fn takes_long(&self, channel: &[u8]) -> bool {
+        // Each byte of a pattern may be compared with each of the name.
+        self.read().pattern_bytes.saturating_mul(channel.len() + 1) > COMPARED
+    }
+
+    /// Goes on looking for patterns that a channel's name fits; whether all have been looked at.
+    pub(crate) fn search(&self, channel: &[u8], search: &mut Search) -> bool {
+        let table = self.read();
+        let mut left = COMPARED;
+        while left > 0 {
+            let behind = search.behind.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
+            let next = table.patterns.range::<[u8], _>((behind, Bound::Unbounded)).next();
+            let Some((pattern, _)) = next else { return true };
+            // If it is another one, that one has gone.
+            let was_at = search.at.take().filter(|(name, _)| name == pattern);
+            let mut matching = was_at.map_or_else(glob::Matching::default, |(_, matching)| matching);
+            // Each costs something, also where its first byte does not fit.
+            left = left.saturating_sub(64);
+            match matching.go_on(pattern, channel, false, &mut left) {
+                Some(fits) => {
+                    search.fitting.extend(fits.then(|| pattern.clone()));
+                    search.behind = Some(pattern.clone());
+                }
+                None => search.at = Some((pattern.clone(), matching)),
+            }
+        }
+        false
+    }
+
     /// Sends a message to whoever has subscribed to the channel, or to patterns that its name matches; how many.
     pub(crate) fn publish(&self, shared: &Shared, channel: &[u8], message: &[u8]) -> usize {
         let table = self.read();
+        let fitting = table.patterns.iter().filter(|(pattern, _)| glob::matches(pattern, channel, false));
+        Self::send(shared, &table, fitting, channel, message)
+    }
+
+    /// The same, where the patterns have been looked for: some may have been left since.
+    pub(crate) fn publish_to(
+        &self,
+        shared: &Shared,
+        found: &Search,
+        channel: &[u8],
+        message: &[u8],
+    ) -> usize {
+        let table = self.read();
+        let fitting = found.fitting.iter().filter_map(|name| table.patterns.get_key_value(name));
+        Self::send(shared, &table, fitting, channel, message)
+    }
+
+    fn send<'t>(
+        shared: &Shared,
+        table: &'t Table,
+        fitting: impl Iterator<Item = (&'t Vec<u8>, &'t Receivers)>,
+        channel: &[u8],
+        message: &[u8],
+    ) -> usize {
         let mut count = 0;
         let mut send = |receivers: &Receivers, words: &[&[u8]]| {
             for receiver in receivers.values() {
@@ -370,10 +455,8 @@ impl Channels {
         if let Some(receivers) = table.channels.get(channel) {
             send(receivers, &[b"message", channel, message]);
         }
-        for (pattern, receivers) in &table.patterns {
-            if glob::matches(pattern, channel, false) {
-                send(receivers, &[b"pmessage", pattern, channel, message]);
-            }
+        for (pattern, receivers) in fitting {
+            send(receivers, &[b"pmessage", pattern, channel, message]);
         }
         count
     }

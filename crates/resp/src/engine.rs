@@ -785,7 +785,7 @@ impl Session {
         Some(command)
     }
 
-    /// The command of a request that goes over all keys, which is then [carried out in parts](Self::go_on). `None`: it is another one,
+    /// The command of a request that goes over all keys, or as many as it names, which is then [carried out in parts](Self::go_on). `None`: it is another one,
     /// or there is something wrong with it, which [`execute`](Self::execute) says.
     pub fn begin<S: Store>(
         &mut self,
@@ -796,7 +796,12 @@ impl Session {
     ) -> Option<Long> {
         use command::Id;
         let command = Command::find(request.word(0))?;
-        let long = matches!(command.id, Id::Keys | Id::RandomKey | Id::DbSize | Id::FlushDb | Id::FlushAll);
+        let long = match command.id {
+            Id::Keys | Id::RandomKey | Id::DbSize | Id::FlushDb | Id::FlushAll => true,
+            Id::Exists | Id::Touch => request.len() > 1 + command::NAMED,
+            Id::Publish => request.len() == 3 && shared.channels.takes_long(request.word(1)),
+            _ => false,
+        };
         if !long || !command.takes(request.len()) || self.goes_alone(shared) {
             return None;
         }
@@ -818,9 +823,12 @@ impl Session {
         out: &mut Vec<u8>,
     ) -> bool {
         let start = out.len();
-        let done = match long.step(store, moment.now(), &mut Writer::new(out, self.version)) {
-            Ok(false) => return false,
-            Ok(true) => Ok(()),
+        let done = match long.step(store, shared, moment.now(), &mut Writer::new(out, self.version)) {
+            Ok(None) => return false,
+            Ok(Some(work)) => {
+                self.worked(work);
+                Ok(())
+            }
             Err(failure) => Err(failure),
         };
         command::count(shared, long.command, &done);

@@ -6,36 +6,66 @@
 /// Whether all of `text` matches `pattern`.
 #[must_use]
 pub fn matches(pattern: &[u8], text: &[u8], ignore_case: bool) -> bool {
-    let fold = |byte: u8| if ignore_case { byte.to_ascii_lowercase() } else { byte };
-    let (mut p, mut t) = (0, 0);
-    // Where the last star stood, and how much of the text it has taken so far. Only the last one can need to take more:
-    // whatever an earlier one took, the later one could make up for.
-    let mut star: Option<(usize, usize)> = None;
+    let (mut matching, mut endless) = (Matching::default(), usize::MAX);
     loop {
-        if pattern.get(p) == Some(&b'*') {
-            star = Some((p + 1, t));
-            p += 1;
-            continue;
+        if let Some(matches) = matching.go_on(pattern, text, ignore_case, &mut endless) {
+            return matches;
         }
-        if t == text.len() && p >= pattern.len() {
-            return true;
-        }
-        if t < text.len() && p < pattern.len() {
-            let (hit, after) = one(pattern, p, text[t], fold);
-            if hit {
-                p = after;
-                t += 1;
+        endless = usize::MAX;
+    }
+}
+
+/// How far a text has been matched with a pattern: for those of which others choose how long they are.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Matching {
+    /// How much of the pattern fits how much of the text.
+    p: usize,
+    t: usize,
+    /// Where the last star stood, and how much of the text it has taken so far. Only the last one can need to take more:
+    /// whatever an earlier one took, the later one could make up for.
+    star: Option<(usize, usize)>,
+}
+
+impl Matching {
+    /// Goes on with so many bytes of the pattern at most, about, which are counted down. `None`: there is more to look at.
+    pub fn go_on(
+        &mut self,
+        pattern: &[u8],
+        text: &[u8],
+        ignore_case: bool,
+        left: &mut usize,
+    ) -> Option<bool> {
+        let fold = |byte: u8| if ignore_case { byte.to_ascii_lowercase() } else { byte };
+        let Self { p, t, star } = self;
+        while *left > 0 {
+            *left -= 1;
+            if pattern.get(*p) == Some(&b'*') {
+                *star = Some((*p + 1, *t));
+                *p += 1;
                 continue;
             }
-        }
-        match star {
-            Some((after, taken)) if taken < text.len() => {
-                star = Some((after, taken + 1));
-                p = after;
-                t = taken + 1;
+            if *t == text.len() && *p >= pattern.len() {
+                return Some(true);
             }
-            _ => return false,
+            if *t < text.len() && *p < pattern.len() {
+                let (hit, after) = one(pattern, *p, text[*t], fold);
+                *left = left.saturating_sub(after - *p - 1);
+                if hit {
+                    *p = after;
+                    *t += 1;
+                    continue;
+                }
+            }
+            match *star {
+                Some((after, taken)) if taken < text.len() => {
+                    *star = Some((after, taken + 1));
+                    *p = after;
+                    *t = taken + 1;
+                }
+                _ => return Some(false),
+            }
         }
+        None
     }
 }
 
@@ -80,7 +110,7 @@ fn class(pattern: &[u8], mut at: usize, byte: u8, fold: impl Fn(u8) -> u8) -> (b
 
 #[cfg(test)]
 mod tests {
-    use super::matches;
+    use super::{Matching, matches};
 
     #[test]
     fn patterns_match_as_in_redis() {
@@ -111,6 +141,11 @@ mod tests {
             ("HELLO", "hello", false),
         ] {
             assert_eq!(matches(pattern.as_bytes(), text.as_bytes(), false), expected, "{pattern} {text}");
+            // However little at a time.
+            let mut matching = Matching::default();
+            let found =
+                (0..100).find_map(|_| matching.go_on(pattern.as_bytes(), text.as_bytes(), false, &mut 1));
+            assert_eq!(found, Some(expected), "{pattern} {text}");
         }
         assert!(matches(b"MaxMem*", b"maxmemory", true));
     }

@@ -9,6 +9,9 @@
 //! looked at is looked at again when the others have been written. If somebody else was faster, the commands on that key, and no others,
 //! are carried out [again](Verdict::Again), in their order: a command has one key, so nothing else can depend on them. Nobody
 //! can tell in which order the changes of different keys are made, or whether one that another has replaced ever was.
+//!
+//! Where others are in the way of a change, as a store that cleans its log may be for a while, the other ones are made, and that one and its
+//! commands [wait](Joint::write_at_once): whoever serves many does something else meanwhile, and tries again.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -80,6 +83,8 @@ pub enum Verdict {
     Again,
     /// The store has not written it, or nobody knows whether it has.
     Failed(StoreError),
+    /// Others are in the way.
+    Waits,
 }
 
 /// Replies that came out otherwise: where the first ones start and end in an output, and what is to stand there.
@@ -174,17 +179,68 @@ impl Joint {
     /// # Panics
     /// The store does not answer for each change.
     pub fn write<S: Store + ?Sized>(&mut self, store: &mut S, shared: &Shared) -> Vec<(Piece, Verdict)> {
-        let mut done = Vec::new();
+        self.write_by(false, store, shared).0
+    }
+
+    /// The same, of what nobody is in the way of. The rest is returned as well, to be tried again.
+    ///
+    /// # Panics
+    /// The store does not answer for each change.
+    pub fn write_at_once<S: Store + ?Sized>(
+        &mut self,
+        store: &mut S,
+        shared: &Shared,
+    ) -> (Vec<(Piece, Verdict)>, Self) {
+        self.write_by(true, store, shared)
+    }
+
+    /// Gives up what has waited for too long, for this reason.
+    pub fn give_up(&mut self, why: &StoreError) -> Vec<(Piece, Verdict)> {
+        let left = self.pieces.drain(..).map(|piece| (piece, Verdict::Failed(why.clone()))).collect();
+        self.clear();
+        left
+    }
+
+    /// Whose commands these are.
+    pub fn owners(&self) -> impl Iterator<Item = usize> {
+        self.pieces.iter().map(|piece| piece.owner)
+    }
+
+    /// Bytes of the values that are to be written.
+    #[must_use]
+    pub fn value_bytes(&self) -> usize {
+        let bytes = |entry: &Entry| match &entry.now {
+            Now::Value(value, _) => value.len(),
+            Now::Same | Now::Gone => 0,
+        };
+        self.entries.iter().map(bytes).sum()
+    }
+
+    fn write_by<S: Store + ?Sized>(
+        &mut self,
+        at_once: bool,
+        store: &mut S,
+        shared: &Shared,
+    ) -> (Vec<(Piece, Verdict)>, Self) {
         let changed: Vec<usize> =
             (0..self.entries.len()).filter(|n| self.entries[*n].change().is_some()).collect();
         let changes: Vec<Change<'_>> = changed.iter().filter_map(|n| self.entries[*n].change()).collect();
-        if !changes.is_empty() {
-            store.change_many(&changes, &mut done);
+        let mut done = Vec::with_capacity(changes.len());
+        if at_once && !changes.is_empty() {
+            store.change_at_once(&changes, &mut done);
+        } else if !changes.is_empty() {
+            let mut all = Vec::with_capacity(changes.len());
+            store.change_many(&changes, &mut all);
+            done.extend(all.into_iter().map(Some));
         }
         assert_eq!(done.len(), changes.len(), "a store answers for each change");
         let mut verdicts = Vec::with_capacity(done.len());
         for ((change, n), done) in changes.iter().zip(&changed).zip(done) {
             let unconditional = change.condition == Condition::Always;
+            let Some(done) = done else {
+                verdicts.push(Verdict::Waits);
+                continue;
+            };
             verdicts.push(match done {
                 // To delete what is not there is no failure.
                 Ok(there) if there || unconditional => Verdict::Done,
@@ -211,18 +267,31 @@ impl Joint {
         for entry in &mut self.entries {
             entry.verify(store, any);
         }
-        let fine = |piece: &Piece| self.entries[piece.entry].verdict == Verdict::Done;
-        let mut left = Vec::new();
+        let (mut left, mut waiting) = (Vec::new(), Self::default());
         if self.entries.iter().any(|entry| entry.verdict != Verdict::Done) {
-            for piece in self.pieces.drain(..).collect::<Vec<_>>() {
-                if !fine(&piece) {
-                    let verdict = self.entries[piece.entry].verdict.clone();
-                    left.push((piece, verdict));
+            let mut places = BTreeMap::new();
+            for piece in self.pieces.drain(..) {
+                match self.entries[piece.entry].verdict.clone() {
+                    Verdict::Done => {}
+                    Verdict::Waits => {
+                        let next = places.len();
+                        let entry = *places.entry(piece.entry).or_insert(next);
+                        waiting.pieces.push(Piece { entry, ..piece });
+                    }
+                    verdict => left.push((piece, verdict)),
                 }
             }
+            let mut waits: Vec<(usize, Entry)> = self
+                .entries
+                .drain(..)
+                .enumerate()
+                .filter_map(|(n, entry)| Some((*places.get(&n)?, Entry { verdict: Verdict::Done, ..entry })))
+                .collect();
+            waits.sort_unstable_by_key(|(place, _)| *place);
+            waiting.entries.extend(waits.into_iter().map(|(_, entry)| entry));
         }
         self.clear();
-        left
+        (left, waiting)
     }
 
     fn clear(&mut self) {

@@ -179,6 +179,14 @@ pub trait Store {
         }
     }
 
+    /// The same, without waiting for others who are in the way for longer than an answer takes: `None` of what they are in the way of,
+    /// which has not been made, and may be tried again.
+    fn change_at_once(&mut self, changes: &[Change<'_>], done: &mut Vec<Option<Result<bool, StoreError>>>) {
+        let mut all = Vec::with_capacity(changes.len());
+        self.change_many(changes, &mut all);
+        done.extend(all.into_iter().map(Some));
+    }
+
     /// Deletes a value if there is one and the condition holds; whether it did.
     ///
     /// # Errors
@@ -298,6 +306,12 @@ impl<S: Store + ?Sized> Store for Metered<'_, S> {
         let bytes = changes.iter().map(|change| change.value.map_or(0, <[u8]>::len)).sum();
         self.did(changes.len(), bytes);
         self.store.change_many(changes, done);
+    }
+
+    fn change_at_once(&mut self, changes: &[Change<'_>], done: &mut Vec<Option<Result<bool, StoreError>>>) {
+        let bytes = changes.iter().map(|change| change.value.map_or(0, <[u8]>::len)).sum();
+        self.did(changes.len(), bytes);
+        self.store.change_at_once(changes, done);
     }
 
     fn delete(&mut self, key: Key<'_>, condition: Condition) -> Result<bool, StoreError> {

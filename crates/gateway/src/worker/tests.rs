@@ -1,18 +1,21 @@
 //! What turns and rounds do, counted: no time, no other thread.
 
+use std::cell::Cell;
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
+use std::rc::Rc;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc;
 
 use mio::Waker;
 use remanence_resp::memory::MemoryStore;
+use remanence_resp::store::{Change, Condition, Key, StoreLimits, Version};
 
 use super::*;
-use crate::connection::COMMAND;
+use crate::connection::{COMMAND, NEW};
 
-struct Host {
-    worker: Worker<MemoryStore>,
+struct Host<S = MemoryStore> {
+    worker: Worker<S>,
     events: Events,
 }
 
@@ -20,6 +23,12 @@ struct Client(UnixStream);
 
 impl Host {
     fn new() -> Self {
+        Self::over(MemoryStore::default())
+    }
+}
+
+impl<S: Store> Host<S> {
+    fn over(store: S) -> Self {
         let options = Options::default();
         let shared = Arc::new(Shared::new(options.config.clone(), 0));
         let poll = Poll::new().expect("an epoll");
@@ -34,7 +43,7 @@ impl Host {
             turn: Mutex::default(),
             contended: AtomicUsize::new(0),
         };
-        let worker = Worker::new(0, poll, inbox, MemoryStore::default(), Arc::new(common));
+        let worker = Worker::new(0, poll, inbox, store, Arc::new(common));
         Self { worker, events: Events::with_capacity(1024) }
     }
 
@@ -49,13 +58,39 @@ impl Host {
         Client(theirs)
     }
 
+    /// A client that has been there for a while.
+    fn known(&mut self) -> Client {
+        let mut client = self.connect();
+        for _ in 0..NEW {
+            client.feed(b"PING\r\n");
+            while client.read().is_empty() {
+                self.round();
+            }
+        }
+        client
+    }
+
     /// One round; how many commands it carried out.
     fn round(&mut self) -> u64 {
         let before = self.commands();
         self.worker.gather(&mut self.events, Duration::ZERO);
         self.worker.serve();
         self.worker.write_joint();
+        // Nobody waits for the pauses between attempts.
+        let next = self.worker.waiting.iter().map(|waiting| waiting.next).max();
+        self.worker.write_waiting(next.unwrap_or_else(Instant::now));
         self.commands() - before
+    }
+
+    /// Sends all of it, in as many rounds as that takes.
+    fn send(&mut self, client: &mut Client, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            match client.0.write(bytes) {
+                Ok(count) => bytes = &bytes[count..],
+                Err(error) if error.kind() == ErrorKind::WouldBlock => _ = self.round(),
+                Err(error) => panic!("{error}"),
+            }
+        }
     }
 
     fn commands(&self) -> u64 {
@@ -124,7 +159,7 @@ fn a_turn_does_its_share_of_bytes_and_commands_and_no_more() {
 #[test]
 fn who_wants_little_waits_for_one_round_however_many_want_much() {
     let mut host = Host::new();
-    let mut good = host.connect();
+    let mut good = host.known();
     good.feed(b"SET g x\r\n");
     host.round();
     assert_eq!(good.read(), b"+OK\r\n");
@@ -133,9 +168,9 @@ fn who_wants_little_waits_for_one_round_however_many_want_much() {
     for client in &mut many {
         client.feed(&pipeline);
     }
-    // They all have just come: each has a turn, of the least share.
+    // They all have just come: as many have a turn, of the least share, as there is work in a round.
     let first = host.round();
-    assert!(first <= (many.len() * SHARE / COMMAND) as u64, "{first} commands of all");
+    assert!(first <= (ROUND / COMMAND) as u64, "{first} commands of all");
     for _ in 0..3 {
         good.feed(b"SET g y\r\n");
         let between = host.round();
@@ -143,14 +178,14 @@ fn who_wants_little_waits_for_one_round_however_many_want_much() {
         assert!(between <= 1 + (ROUND / COMMAND) as u64, "{between} commands before its reply");
         assert!(between > 1, "the others go on meanwhile");
     }
-    // In as many rounds as their turns take, each of them has gone on.
-    for _ in 0..many.len().div_ceil(ROUND / SHARE) {
+    // New ones and those that are behind go by turns. In as many rounds as it takes that each is behind, and has another turn, it has gone on.
+    for _ in 0..3 * many.len().div_ceil(ROUND / SHARE) {
         host.round();
     }
-    let once = first / many.len() as u64;
+    let once = SHARE / COMMAND;
     for client in &mut many {
         let replies = client.read().len() / b"$1\r\ny\r\n".len();
-        assert!(replies as u64 > once, "{replies} commands of one client, {once} of them in its first turn");
+        assert!(replies > once, "{replies} commands of one client, {once} of them in its first turn");
     }
 }
 
@@ -167,7 +202,7 @@ fn what_a_command_reads_and_writes_is_work_of_its_turn() {
     for (request, commands) in MUCH {
         for pipelined in [1, 100] {
             let mut host = Host::new();
-            let (mut good, mut many) = (host.connect(), Vec::new());
+            let (mut good, mut many) = (host.known(), Vec::new());
             good.feed(b"SETRANGE much 500000 x\r\n");
             while good.read().is_empty() {
                 host.round();
@@ -177,10 +212,10 @@ fn what_a_command_reads_and_writes_is_work_of_its_turn() {
                 client.feed(&request.repeat(pipelined));
                 many.push(client);
             }
-            // They all have just come: each has a turn, and carries out one of them.
-            assert_eq!(host.round(), 50 * commands);
+            // They all have just come: one has a turn, and carries out one of them.
+            assert_eq!(host.round(), commands);
             let mut answered = vec![0; many.len()];
-            for _ in 0..120 {
+            for _ in 0..4 * many.len() {
                 good.feed(b"SET g y\r\n");
                 let between = host.round();
                 assert_eq!(good.read(), b"+OK\r\n", "it is answered in the round that it came in");
@@ -196,6 +231,39 @@ fn what_a_command_reads_and_writes_is_work_of_its_turn() {
             // Each in its turn.
             assert!(answered.iter().all(|count| *count >= 2), "{answered:?}");
         }
+    }
+}
+
+#[test]
+fn who_comes_anew_for_each_command_has_no_more_of_a_round_than_who_stays() {
+    let (request, commands) = MUCH[3];
+    let mut host = Host::new();
+    let mut good = host.known();
+    good.feed(b"SETRANGE much 500000 x\r\n");
+    while good.read().is_empty() {
+        host.round();
+    }
+    // It is behind for that.
+    for _ in 0..4 {
+        good.feed(b"PING\r\n");
+        host.round();
+    }
+    good.read();
+    for _ in 0..20 {
+        for _ in 0..20 {
+            host.connect().feed(request);
+        }
+        good.feed(b"SET g y\r\n");
+        let between = host.round();
+        assert_eq!(good.read(), b"+OK\r\n", "it is answered in the round that it came in");
+        assert!(between <= 1 + commands, "{between} commands before its reply");
+    }
+    // None of them is forgotten: the other side of a socket that was closed has what came before.
+    let mut rounds = 0;
+    while host.worker.guests.iter().filter(|guest| guest.is_some()).count() > 1 {
+        host.round();
+        rounds += 1;
+        assert!(rounds < 2000, "some are never served");
     }
 }
 
@@ -237,6 +305,51 @@ fn who_did_more_than_its_share_is_behind_until_it_has_made_up_for_it() {
 }
 
 #[test]
+fn what_names_many_keys_or_is_compared_with_long_patterns_is_carried_out_in_parts() {
+    let mut host = Host::new();
+    let (mut good, mut many, mut listener) = (host.known(), host.known(), host.known());
+    good.feed(b"SET there x\r\n");
+    let mut patterns = b"PSUBSCRIBE aaaaaaaa*".to_vec();
+    (0..10).for_each(|n| patterns.extend(format!(" {}b{n}", "*a".repeat(50)).into_bytes()));
+    listener.feed(&[&patterns[..], b"\r\n"].concat());
+    for client in [&mut good, &mut listener] {
+        while client.read().is_empty() {
+            host.round();
+        }
+    }
+    host.round();
+    listener.read();
+    let names = "$5\r\nthere\r\n$6\r\nabsent\r\n".repeat(2000);
+    let channel = "a".repeat(20_000);
+    // Each with its reply, and how many rounds it takes at least.
+    let cases = [
+        (format!("*4001\r\n$6\r\nEXISTS\r\n{names}"), ":2000\r\n", 4000 / 64),
+        (format!("*4001\r\n$5\r\nTOUCH\r\n{names}"), ":2000\r\n", 4000 / 64),
+        (format!("*3\r\n$7\r\nPUBLISH\r\n$20000\r\n{channel}\r\n$1\r\nm\r\n"), ":1\r\n", 2),
+    ];
+    for (request, reply, least) in cases {
+        many.feed(request.as_bytes());
+        let mut rounds = 0;
+        let replied = loop {
+            good.feed(b"PING\r\n");
+            host.round();
+            assert_eq!(good.read(), b"+PONG\r\n", "others are served in each round");
+            rounds += 1;
+            let replied = many.read();
+            if !replied.is_empty() {
+                break replied;
+            }
+        };
+        assert_eq!(replied, reply.as_bytes());
+        assert!(rounds >= least, "{rounds} rounds for {}", &request[..20]);
+    }
+    for _ in 0..4 {
+        host.round();
+    }
+    assert!(listener.read().ends_with(b"$1\r\nm\r\n"), "and the message has come");
+}
+
+#[test]
 fn a_connection_that_is_over_is_drained_a_share_at_a_time() {
     let mut host = Host::new();
     let mut client = host.connect();
@@ -248,4 +361,123 @@ fn a_connection_that_is_over_is_drained_a_share_at_a_time() {
         assert!(rounds < 1000, "it is never closed");
     }
     assert_eq!(client.read(), b"+OK\r\n", "and its last reply is not lost");
+}
+
+/// A store in which others are in the way of changes of some keys, as long as they are.
+struct Obstructed {
+    store: MemoryStore,
+    is: Rc<Cell<bool>>,
+}
+
+impl Obstructed {
+    fn stops(&self, key: Key<'_>) -> bool {
+        self.is.get() && key.name.starts_with(b"way")
+    }
+}
+
+impl Store for Obstructed {
+    fn limits(&self) -> StoreLimits {
+        self.store.limits()
+    }
+
+    fn get(&mut self, key: Key<'_>, value: &mut Vec<u8>) -> Result<Option<Version>, StoreError> {
+        self.store.get(key, value)
+    }
+
+    fn put(&mut self, key: Key<'_>, value: &[u8], condition: Condition) -> Result<bool, StoreError> {
+        assert!(!self.stops(key), "the thread waits, and nobody is served");
+        self.store.put(key, value, condition)
+    }
+
+    fn change_at_once(&mut self, changes: &[Change<'_>], done: &mut Vec<Option<Result<bool, StoreError>>>) {
+        for Change { key, value, condition } in changes {
+            let free = !self.stops(*key);
+            done.push(free.then(|| match value {
+                Some(value) => self.store.put(*key, value, *condition),
+                None => self.store.delete(*key, *condition),
+            }));
+        }
+    }
+
+    fn delete(&mut self, key: Key<'_>, condition: Condition) -> Result<bool, StoreError> {
+        self.store.delete(key, condition)
+    }
+
+    fn scan(
+        &mut self,
+        space: u8,
+        cursor: u64,
+        count: usize,
+        each: &mut dyn FnMut(&[u8], &[u8]),
+    ) -> Result<u64, StoreError> {
+        self.store.scan(space, cursor, count, each)
+    }
+
+    fn count(&mut self, space: u8) -> Result<Option<u64>, StoreError> {
+        self.store.count(space)
+    }
+
+    fn clear(&mut self, space: Option<u8>, cursor: u64) -> Result<u64, StoreError> {
+        self.store.clear(space, cursor)
+    }
+}
+
+#[test]
+fn what_others_are_in_the_way_of_waits_by_itself_and_all_else_goes_on() {
+    let is = Rc::new(Cell::new(true));
+    let mut host = Host::over(Obstructed { store: MemoryStore::default(), is: Rc::clone(&is) });
+    let (mut first, mut second, mut good) = (host.known(), host.known(), host.known());
+    first.feed(b"SET way 1\r\nGET way\r\n");
+    host.round();
+    second.feed(b"SET other x\r\nAPPEND way 2\r\n");
+    for _ in 0..10 {
+        good.feed(b"SET g x\r\nGET g\r\n");
+        host.round();
+        assert_eq!(good.read(), b"+OK\r\n$1\r\nx\r\n", "answered in the round that it came in");
+        assert!(first.read().is_empty() && second.read().is_empty(), "nothing of theirs has been written");
+    }
+    is.set(false);
+    host.round();
+    assert_eq!(first.read(), b"+OK\r\n$1\r\n1\r\n");
+    assert_eq!(second.read(), b"+OK\r\n:2\r\n", "its answer is that of the state that it found in the end");
+    // What waits for too long is given up, and its connection goes on.
+    is.set(true);
+    first.feed(b"SET way 3\r\n");
+    host.round();
+    host.worker.write_waiting(Instant::now() + PATIENCE + PAUSE_MAX);
+    assert!(first.read().starts_with(b"-ERR the store did not answer: others have been in the way"));
+    first.feed(b"GET way\r\n");
+    host.round();
+    assert_eq!(first.read(), b"$2\r\n12\r\n");
+}
+
+#[test]
+fn no_more_waits_than_there_is_room_for_and_what_has_no_room_comes_behind_it() {
+    let is = Rc::new(Cell::new(true));
+    let mut host = Host::over(Obstructed { store: MemoryStore::default(), is: Rc::clone(&is) });
+    let (mut large, mut small) = (host.known(), host.known());
+    let value = vec![b'x'; WAITING + 1];
+    let head = format!("*3\r\n$3\r\nSET\r\n$3\r\nway\r\n${}\r\n", value.len());
+    host.send(&mut large, &[head.as_bytes(), &value, b"\r\n"].concat());
+    while !host.worker.is_crowded() {
+        host.round();
+    }
+    small.feed(b"SET way2 y\r\nGET way2\r\n");
+    for _ in 0..10 {
+        host.round();
+        assert!(small.read().is_empty());
+    }
+    assert_eq!(host.worker.waiting.len(), 1, "its change is not put off");
+    is.set(false);
+    for (client, reply) in [(&mut large, &b"+OK\r\n"[..]), (&mut small, b"+OK\r\n$1\r\ny\r\n")] {
+        let mut rounds = 0;
+        let mut came = client.read();
+        while came.len() < reply.len() {
+            host.round();
+            came.extend(client.read());
+            rounds += 1;
+            assert!(rounds < 100, "it is never answered");
+        }
+        assert_eq!(came, reply);
+    }
 }

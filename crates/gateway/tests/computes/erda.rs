@@ -9,7 +9,7 @@ use remanence_kv::view::Mode;
 use remanence_resp::engine::{Config, Moment, Session, Shared};
 use remanence_resp::memory::MemoryStore;
 use remanence_resp::protocol::{Decoder, Limits};
-use remanence_resp::store::{Change, Condition, Key, Store, StoreError, Version};
+use remanence_resp::store::{Change, Condition, HEAD_LEN, Key, Store, StoreError, Version};
 
 const OPTIONS: Options = Options {
     mode: Mode::Durable,
@@ -70,6 +70,33 @@ fn clear(erda: &mut impl Store, space: Option<u8>) {
     let mut cursor = erda.clear(space, 0).expect("it is served");
     while cursor != 0 {
         cursor = erda.clear(space, cursor).expect("it is served");
+    }
+}
+
+#[test]
+fn of_a_long_value_the_front_is_enough_to_know_of_it() {
+    let local = store();
+    let mut clients = [connect(&local), connect_far(&local)];
+    let shared = Shared::new(Config::default(), 0);
+    let mut session = Session::open(&shared, "a", "b", 0);
+    // In one object, and in chunks.
+    for len in [10, 3000, 60_000, 300_000] {
+        let line = format!("SETRANGE long {len} x");
+        assert_eq!(reply(&mut session, &mut clients[0], &shared, 1, &line), format!(":{}\r\n", len + 1));
+        for client in &mut clients {
+            go_on(&local, client);
+            let key = Key { space: 0, name: b"long" };
+            let (mut whole, mut front) = (Vec::new(), b"before".to_vec());
+            let version = client.get(key, &mut whole).unwrap();
+            assert!(version.is_some() && whole.len() > len);
+            for _ in 0..2 {
+                front.truncate(6);
+                assert_eq!(client.head(key, &mut front), Ok(version));
+                assert_eq!(front, [b"before", &whole[..HEAD_LEN]].concat());
+            }
+            assert_eq!(reply(&mut session, client, &shared, 1, "EXISTS long long never"), ":2\r\n");
+            assert_eq!(reply(&mut session, client, &shared, 1, "TYPE long"), "+string\r\n");
+        }
     }
 }
 

@@ -15,10 +15,11 @@
 use std::collections::VecDeque;
 
 use super::cache::Location;
+use super::peek::SHORT;
 use super::{Client, Completion, Error, Operation, Progress, Verb};
 use crate::format::object::{HEADER_LEN, Object, crc64};
 use crate::format::slot::{NEIGHBOURHOOD, SLOT_LEN, TableAt, fingerprint};
-use crate::format::{Chunk, Flaw, ObjectAddress, Offset, Slot};
+use crate::format::{Chunk, Flaw, Header, ObjectAddress, Offset, Slot};
 use crate::proto::{Refusal, Reply, Request};
 use crate::view::Mode;
 
@@ -49,15 +50,29 @@ pub struct Get {
     queue: VecDeque<Slot>,
     /// Entries that turned out to be another key's, or of a value that does not exist yet.
     not_it: Vec<Slot>,
+    /// So much of the value is wanted; `None`: all.
+    front: Option<usize>,
 }
 
 #[derive(Debug)]
 enum State {
     Begin,
     Cached(Location, ObjectAddress),
-    Slots { tables: Vec<TableAt>, sure: bool },
+    Slots {
+        tables: Vec<TableAt>,
+        sure: bool,
+    },
     Object(Fetch),
-    Chunks { found: Found, chunks: Vec<Chunk>, fetch: Fetch },
+    Chunks {
+        found: Found,
+        chunks: Vec<Chunk>,
+        fetch: Fetch,
+    },
+    /// The front of the first chunk.
+    Front {
+        found: Found,
+        fetch: Fetch,
+    },
     Settling(Found, Option<Location>),
     View,
     Asked,
@@ -89,7 +104,33 @@ impl Get {
             tries: 0,
             queue: VecDeque::new(),
             not_it: Vec::new(),
+            front: None,
         }
+    }
+
+    /// The same, where so many bytes of the value's front are enough: of a long value that is not being written no more than that is
+    /// found, and it is not verified.
+    #[must_use]
+    pub fn front(key: &[u8], max: usize) -> Self {
+        Self { front: Some(max), ..Self::new(key) }
+    }
+
+    /// So many bytes of an object are read at first.
+    fn wanted(&self, client: &Client, len: u64) -> u64 {
+        // In mode `erda` what is settled may have been lost with the power.
+        let front = self.front.filter(|_| client.view.mode == Mode::Durable);
+        let few = front.map_or(len, |max| (HEADER_LEN + self.key.len() + max) as u64);
+        if len > SHORT.max(few) { few } else { len }
+    }
+
+    /// The front of a value whose object is whole, if the value is simply there: whoever would act on anything else verifies it first.
+    fn front_of(&self, now: u64, bytes: &[u8], place: &ObjectAddress) -> Option<(Header, Found)> {
+        let object = Object::front(bytes, place).ok()?;
+        let header = object.header;
+        let is_there =
+            object.key == self.key && !header.deleted && !header.chained && !header.is_expired(now);
+        let (version, expires) = (header.version, header.expires);
+        is_there.then(|| (header, Found { version, expires, value: object.value.to_vec() }))
     }
 
     fn over(&mut self, client: &mut Client, outcome: Outcome) -> Progress<Outcome> {
@@ -114,7 +155,7 @@ impl Get {
         if let Some(location) = client.cache.get(self.hash)
             && let Some((at, place)) = client.view.locate(location.head, location.offset)
         {
-            let read = Verb::Read { at, len: location.len };
+            let read = Verb::Read { at, len: self.wanted(client, location.len) };
             return self.post(client, State::Cached(location, place), vec![read]);
         }
         self.look(client, false)
@@ -155,6 +196,14 @@ impl Get {
         place: ObjectAddress,
         bytes: &[u8],
     ) -> Progress<Outcome> {
+        if (bytes.len() as u64) < location.len
+            && let Some((header, found)) = self.front_of(now, bytes, &place)
+            && header.version == location.version
+            && !header.is_superseded()
+        {
+            client.stats.cached += 1;
+            return self.over(client, Ok(Some(found)));
+        }
         if let Ok(object) = Object::parse(bytes, &place) {
             let header = object.header;
             let current = object.key == self.key && header.version == location.version;
@@ -211,7 +260,9 @@ impl Get {
             self.not_it.push(slot);
             return self.next_entry(client);
         };
-        self.fetch(client, slot, offset, false, slot.meta.hint().len())
+        let hint = slot.meta.hint().len();
+        let len = if slot.word.is_pending() { hint } else { self.wanted(client, hint) };
+        self.fetch(client, slot, offset, false, len)
     }
 
     fn fetch(
@@ -236,6 +287,10 @@ impl Get {
         let object = match Object::parse(bytes, &place) {
             Ok(object) => object,
             Err(Flaw::Short(len)) if len > bytes.len() as u64 && len <= client.view.readable(offset) => {
+                let is_whole = self.wanted(client, len) < len && !old && !slot.word.is_pending();
+                if is_whole && let Some((header, found)) = self.front_of(now, bytes, &place) {
+                    return self.whole(client, fetch, Some(found), header.version, None);
+                }
                 return self.fetch(client, slot, offset, old, len);
             }
             Err(_) => return self.torn(client, slot, old),
@@ -261,6 +316,14 @@ impl Get {
             Found { version: header.version, expires: header.expires, value: object.value.to_vec() };
         if header.chained {
             let Some((_, chunks)) = object.chunks() else { return self.again(client) };
+            let is_settled = !old && !slot.word.is_pending() && client.view.mode == Mode::Durable;
+            if let Some(max) = self.front.filter(|_| is_settled)
+                && let Some(first) = chunks.first()
+                && let Some((at, _)) = client.view.locate(slot.meta.head(), first.offset)
+            {
+                let read = Verb::Read { at, len: u64::from(first.len).min(max as u64) };
+                return self.post(client, State::Front { found, fetch }, vec![read]);
+            }
             let places = chunks.iter().map(|chunk| {
                 let (at, _) = client.view.locate(slot.meta.head(), chunk.offset)?;
                 let fits = u64::from(chunk.len) <= client.view.readable(chunk.offset);
@@ -390,6 +453,11 @@ impl Operation for Get {
                 self.slots(client, &tables, sure, &read)
             }
             State::Object(fetch) if read.len() == 1 => self.object(client, now, fetch, &read[0]),
+            State::Front { found, fetch } if read.len() == 1 => {
+                let gone = found.expires != 0 && found.expires <= now;
+                let (version, value) = (found.version, read.pop().expect("one was read"));
+                self.whole(client, fetch, (!gone).then_some(Found { value, ..found }), version, None)
+            }
             State::Chunks { found, chunks, fetch } if read.len() == chunks.len() => {
                 self.chunks(client, now, found, &chunks, fetch, read)
             }

@@ -20,7 +20,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub use get::{Found, Get};
 pub use many::Many;
 pub use mux::{Any, Ended, Mux, Output, Step};
-pub use peek::{Peek, peek};
+pub use peek::{Peek, peek, peek_front};
 pub use put::{Call, Change, Put, put_all};
 
 use crate::format::object::object_len;

@@ -207,6 +207,22 @@ impl<'a> Object<'a> {
         Ok(Self { header, key, value })
     }
 
+    /// The front of a longer object at this place, of which `bytes` are the first ones: its key is all there, its value in part, and nothing
+    /// of it is verified. That is for objects that are known to be whole.
+    ///
+    /// # Errors
+    /// It cannot be the start of an object at this place, or more bytes are needed for its key.
+    pub fn front(bytes: &'a [u8], place: &ObjectAddress) -> Result<Self, Flaw> {
+        let header = Header::parse(bytes)?;
+        if header.epoch != place.epoch {
+            return Err(Flaw::Torn);
+        }
+        let end = HEADER_LEN + usize::from(header.key_len);
+        let (key, value) =
+            bytes[HEADER_LEN..].split_at_checked(header.key_len.into()).ok_or(Flaw::Short(end as u64))?;
+        Ok(Self { header, key, value: &value[..value.len().min(header.value_len as usize)] })
+    }
+
     /// The parts of an object that was verified before.
     ///
     /// # Errors

@@ -9,6 +9,10 @@
 //! * **Flip** turns the new tag of each entry whose copy is durable: one atomic store, after which nothing names the original.
 //! * **Retire** announces a view without Region 1, waits until every client has acknowledged it, and only then frees it.
 //!
+//! A value in chunks is moved as far as it lies in what is to become free: its copy is a list that names new chunks and those that stay.
+//! So a region costs what is live in it, however long the values are that it has parts of. A start says which object its chunk was of
+//! when that was put there, and another one of the same key may have taken it over since.
+//!
 //! Unlike the paper, clients read and write one-sidedly all the time. Offsets of the two regions are different (links are
 //! numbered on), so a word means the same before, during and after; there is no moment at which "all tags flip" or a head
 //! pointer changes, and hence none at which a crash could find half of it. Every phase may be cut short at any store: an
@@ -24,7 +28,7 @@ use super::index::Entry;
 use super::log::{Purpose, Start};
 use super::settle::Settling;
 use crate::format::object::Content;
-use crate::format::{Chunk, Offset, RegionKind};
+use crate::format::{Chunk, Hint, Offset, RegionKind};
 use crate::proto::Refusal;
 
 /// A phase, for tests and for those who watch.
@@ -63,12 +67,11 @@ enum Moved {
     Stuck,
 }
 
-/// A chunk that was copied, and its start.
+/// A chunk as the copy of its object names it, and its start if it was copied, too: by its region and which of those there it is.
 #[derive(Clone, Copy, Debug)]
 struct Copied {
     chunk: Chunk,
-    region: u32,
-    nth: usize,
+    start: Option<(u32, usize)>,
 }
 
 #[derive(Debug)]
@@ -76,6 +79,11 @@ pub(super) struct Cleaning {
     head: u8,
     phase: Phase,
     regions: Vec<u32>,
+    /// The same, for who looks for one.
+    leaving: BTreeSet<u32>,
+    /// Units that became free by it, and those that all copies had taken when it began.
+    freed: u64,
+    copied_before: u64,
     /// Which of them is scanned, and how many of its starts are left.
     region: usize,
     left: usize,
@@ -145,6 +153,9 @@ impl<M: Medium + Clone> Server<M> {
         let mut cleaning = Cleaning {
             head,
             phase: Phase::Merge,
+            leaving: regions.iter().copied().collect(),
+            freed: 0,
+            copied_before: self.log.loads.copied,
             regions,
             region: 0,
             left,
@@ -175,7 +186,11 @@ impl<M: Medium + Clone> Server<M> {
         let mut cleaning = self.cleaning.take().expect("it is there");
         let outcome = self.advance(now, budget, &mut cleaning);
         match outcome {
-            Ok(Progress::Over) => return Ok(self.needs_cleaning()),
+            Ok(Progress::Over) => {
+                let copied = self.log.loads.copied - cleaning.copied_before;
+                self.log.cleaned(cleaning.head, cleaning.freed, copied);
+                return Ok(self.needs_cleaning());
+            }
             Ok(Progress::More) => {}
             Ok(Progress::Waits) | Err(_) => {
                 self.cleaning = Some(cleaning);
@@ -187,7 +202,7 @@ impl<M: Medium + Clone> Server<M> {
     }
 
     pub(super) fn needs_cleaning(&self) -> bool {
-        self.wants_room || self.log.free.len() < self.low()
+        self.wants_room > 0 || self.log.free.len() < self.low()
     }
 
     fn advance(&mut self, now: u64, budget: usize, cleaning: &mut Cleaning) -> Result<Progress, Refusal> {
@@ -229,7 +244,7 @@ impl<M: Medium + Clone> Server<M> {
             let next = half.or_else(|| self.next_item(cleaning).map(|item| (item, Vec::new())));
             let Some((mut item, chunks)) = next else { break };
             self.spent += 1;
-            match self.move_object(now, cleaning, item.start, chunks) {
+            match self.move_object(now, cleaning, &mut item, chunks) {
                 Ok(Moved::Gone) => {}
                 Ok(Moved::Copied(copy)) => {
                     item.copy = Some(copy);
@@ -300,9 +315,9 @@ impl<M: Medium + Clone> Server<M> {
             // Clients are to be given time; the host calls again.
             return Ok(Progress::Waits);
         }
-        let Cleaning { regions, stay, .. } = cleaning;
+        let Cleaning { regions, stay, leaving, .. } = cleaning;
         regions.retain(|region| !stay.contains(region));
-        stay.iter().for_each(|region| self.log.is_stuck(*region));
+        stay.intersection(leaving).for_each(|region| self.log.is_stuck(*region));
         for region in &cleaning.regions {
             self.log.regions[*region as usize].retiring = true;
         }
@@ -325,6 +340,7 @@ impl<M: Medium + Clone> Server<M> {
         let released = std::mem::replace(&mut cleaning.regions, left);
         self.spent += released.len() as u64;
         self.stats.regions_freed += released.len() as u64;
+        cleaning.freed += released.len() as u64 * self.log.units();
         self.log.release_all(released)?;
         Ok(if cleaning.regions.is_empty() { Progress::Over } else { Progress::More })
     }
@@ -334,25 +350,29 @@ impl<M: Medium + Clone> Server<M> {
         &mut self,
         now: u64,
         cleaning: &mut Cleaning,
-        start: Start,
+        item: &mut Item,
         copied: Vec<Copied>,
     ) -> Result<Moved, Refusal> {
         let head = cleaning.head;
-        let Some(entry) = self.index.at_place(start.fingerprint, head, start.object) else {
-            return Ok(Moved::Gone);
-        };
+        let Some(entry) = self.entry_of(head, item) else { return Ok(Moved::Gone) };
         let mut entry = match self.settle(entry)? {
             Settling::Settled(entry) => entry,
             Settling::Gone => return Ok(Moved::Gone),
             Settling::Unfinished => return Ok(Moved::Waiting),
         };
-        if entry.slot.word.new_offset() != Some(start.object) {
-            // It was the version before, and nobody needs that: the newer one is whole and durable.
-            self.forget_old(entry);
-            return Ok(Moved::Gone);
+        match entry.slot.word.new_offset() {
+            Some(new) if new == item.start.object => {}
+            // It has taken a chunk over.
+            Some(new) if self.has_chunk_in(head, &entry, new, item.region) => item.start.object = new,
+            _ => {
+                // It was the version before, and nobody needs that: the newer one is whole and durable.
+                self.forget_old(entry);
+                return Ok(Moved::Gone);
+            }
         }
+        let start = item.start;
         let Ok(bytes) = self.object(head, start.object) else {
-            return self.move_damaged(now, cleaning, start, entry);
+            return self.move_damaged(now, cleaning, *item, entry);
         };
         let object = self.parsed(&bytes, head, start.object);
         if object.header.deleted || object.header.is_expired(now) {
@@ -367,9 +387,17 @@ impl<M: Medium + Clone> Server<M> {
             }
             chunks = object.chunks().ok_or(Refusal::Damaged)?.1;
         }
+        if copied.is_empty() {
+            // Not a part of it: that would be garbage, and take the room that others could be moved to.
+            let leaves = |chunk: &&Chunk| !self.stays_where_it_is(cleaning, chunk);
+            let parts = chunks.iter().filter(leaves).map(|chunk| u64::from(chunk.len));
+            if self.log.regions_for(head, parts.chain([bytes.len() as u64])) > self.log.free.len() {
+                return Err(Refusal::Full);
+            }
+        }
         let copied = match self.copy_chunks(cleaning, start, &chunks, copied) {
             Ok(copied) => copied,
-            Err(Refusal::Damaged) => return self.move_damaged(now, cleaning, start, entry),
+            Err(Refusal::Damaged) => return self.move_damaged(now, cleaning, *item, entry),
             Err(other) => return Err(other),
         };
         if copied.len() < chunks.len() {
@@ -384,19 +412,63 @@ impl<M: Medium + Clone> Server<M> {
         Ok(Moved::Copied(copy))
     }
 
+    /// The entry one of whose versions lies at the item's place, or has a chunk in its region.
+    fn entry_of(&mut self, head: u8, item: &Item) -> Option<Entry> {
+        let entries = self.index.candidates(item.start.fingerprint);
+        let named = |entry: &Entry| {
+            let word = entry.slot.word;
+            [word.new_offset(), word.old_offset()].into_iter().flatten().collect::<Vec<_>>()
+        };
+        let own = |entry: &&Entry| entry.slot.meta.head() == head;
+        if let Some(entry) =
+            entries.iter().filter(own).find(|entry| named(entry).contains(&item.start.object))
+        {
+            return Some(*entry);
+        }
+        let mut others = entries.iter().filter(own);
+        others
+            .find(|entry| named(entry).into_iter().any(|at| self.has_chunk_in(head, entry, at, item.region)))
+            .copied()
+    }
+
+    /// Whether the version of an entry that lies there has a chunk in a region: if nobody can tell, perhaps.
+    fn has_chunk_in(&mut self, head: u8, entry: &Entry, object: Offset, region: u32) -> bool {
+        // The hint says so of any version that has.
+        if entry.slot.meta.hint() != Hint::CHAINED {
+            return false;
+        }
+        self.spent += 1;
+        let Ok(bytes) = self.object(head, object) else {
+            // What somebody is still writing has starts of its own.
+            return !(entry.slot.word.is_pending() && entry.slot.word.new_offset() == Some(object));
+        };
+        self.spent += bytes.len() as u64 / super::PER_THING;
+        let object = self.parsed(&bytes, head, object);
+        let chunks = object.header.chained.then(|| object.chunks()).flatten();
+        let mut chunks = chunks.into_iter().flat_map(|(_, chunks)| chunks);
+        chunks.any(|chunk| self.log.region_of(head, chunk.offset) == Some(region))
+    }
+
+    /// Whether a chunk lies where nothing becomes free.
+    fn stays_where_it_is(&self, cleaning: &Cleaning, chunk: &Chunk) -> bool {
+        self.log
+            .region_of(cleaning.head, chunk.offset)
+            .is_some_and(|region| !cleaning.leaving.contains(&region))
+    }
+
     /// The same of one that is damaged: it stays where it is, unless it can be put right.
     fn move_damaged(
         &mut self,
         now: u64,
         cleaning: &mut Cleaning,
-        start: Start,
+        item: Item,
         entry: Entry,
     ) -> Result<Moved, Refusal> {
-        cleaning.chained.remove(&(start.fingerprint, start.object));
+        cleaning.chained.remove(&(item.start.fingerprint, item.start.object));
         match self.verified(entry) {
-            Ok(entry) if entry.slot.word.new_offset() == Some(start.object) => Ok(Moved::Waiting),
+            Ok(entry) if entry.slot.word.new_offset() == Some(item.start.object) => Ok(Moved::Waiting),
             // The copy may lie in a region that goes away, too. Its own item is at hand.
-            Ok(entry) => self.move_repaired(now, cleaning, entry),
+            Ok(entry) => self.move_repaired(now, cleaning, item, entry),
             Err(Refusal::Damaged) => Ok(Moved::Stuck),
             // Other members are being asked.
             Err(Refusal::Unfinished) => Ok(Moved::Waiting),
@@ -404,10 +476,16 @@ impl<M: Medium + Clone> Server<M> {
         }
     }
 
-    fn move_repaired(&mut self, now: u64, cleaning: &mut Cleaning, entry: Entry) -> Result<Moved, Refusal> {
-        let fingerprint = entry.slot.meta.fingerprint();
+    fn move_repaired(
+        &mut self,
+        now: u64,
+        cleaning: &mut Cleaning,
+        item: Item,
+        entry: Entry,
+    ) -> Result<Moved, Refusal> {
         let object = entry.slot.word.new_offset().ok_or(Refusal::Damaged)?;
-        match self.move_object(now, cleaning, Start { fingerprint, object }, Vec::new())? {
+        let mut repaired = Item { start: Start { object, ..item.start }, copy: None, ..item };
+        match self.move_object(now, cleaning, &mut repaired, Vec::new())? {
             // Its flip is not this item's: the next pass finds it.
             Moved::Copied(_) | Moved::Waiting | Moved::Halfway(_) => Ok(Moved::Waiting),
             other => Ok(other),
@@ -419,7 +497,7 @@ impl<M: Medium + Clone> Server<M> {
         self.index.set_word(&mut entry, word);
     }
 
-    /// Copies chunks, behind those that are copied, until the step has done enough: one at least.
+    /// Copies chunks, behind those that are copied, until the step has done enough: one at least. Those that stay are named as they are.
     fn copy_chunks(
         &mut self,
         cleaning: &Cleaning,
@@ -432,6 +510,10 @@ impl<M: Medium + Clone> Server<M> {
             if copied.len() > before && self.spent >= cleaning.limit {
                 break;
             }
+            if self.stays_where_it_is(cleaning, chunk) {
+                copied.push(Copied { chunk: *chunk, start: None });
+                continue;
+            }
             let part = self.chunk(cleaning.head, chunk).map_err(|_| Refusal::Damaged)?;
             let own = |object| Start { fingerprint: start.fingerprint, object };
             let room = self.log.hand_out(cleaning.head, part.len() as u64, own, Purpose::Reclaim)?;
@@ -439,7 +521,8 @@ impl<M: Medium + Clone> Server<M> {
             self.spent += (part.len() as u64).div_ceil(super::PER_THING);
             let region = self.log.region_of(cleaning.head, room.offset).expect("it was handed out");
             let nth = self.log.regions[region as usize].starts.len() - 1;
-            copied.push(Copied { chunk: Chunk { offset: room.offset, ..*chunk }, region, nth });
+            let chunk = Chunk { offset: room.offset, ..*chunk };
+            copied.push(Copied { chunk, start: Some((region, nth)) });
         }
         Ok(copied)
     }
@@ -455,8 +538,8 @@ impl<M: Medium + Clone> Server<M> {
         let start = |object| Start { fingerprint, object };
         let room = self.log.hand_out(head, bytes.len() as u64, start, Purpose::Reclaim)?;
         self.spent += bytes.len() as u64 / super::PER_THING;
-        for Copied { region, nth, .. } in copied {
-            self.log.regions[*region as usize].starts.set(*nth, start(room.offset));
+        for (region, nth) in copied.iter().filter_map(|copied| copied.start) {
+            self.log.regions[region as usize].starts.set(nth, start(room.offset));
         }
         let chunks: Vec<Chunk> = copied.iter().map(|copied| copied.chunk).collect();
         let content: Content<'_> = Self::content(object, &chunks);

@@ -135,7 +135,10 @@ impl<M: Medium + Clone> Server<M> {
                     }
                 }
                 self.cannot_grow = Some(self.log.loads.freed);
-                self.wants_room = self.can_free(self.regions_to_grow());
+                let regions = self.regions_to_grow();
+                let most = self.log.regions.len();
+                let wanted = usize::try_from(regions).unwrap_or(most).min(most) + SPARE;
+                self.wants_room = if self.can_free(regions) { wanted } else { 0 };
                 Ok(false)
             }
             Growth::Idle => Ok(false),

@@ -79,6 +79,8 @@ pub(super) struct Head {
     tail: Option<(u16, u32)>,
     /// The number of the link after the last one.
     next_link: u16,
+    /// The last cleaning made no room of its garbage: how many units could be written to then.
+    pub(super) exhausted: Option<u64>,
 }
 
 /// Who asks for room.
@@ -111,6 +113,8 @@ pub(super) struct Log<M> {
     /// Regions whose words mean nothing: what lies there may have been of any log.
     pub(super) lost: usize,
     pub(super) loads: Loads,
+    /// Values that take more than a region: how many there are of so many units.
+    pub(super) long: BTreeMap<u64, u64>,
 }
 
 /// Regions that clients leave to the cleaner.
@@ -129,6 +133,7 @@ impl<M: Medium> Log<M> {
             epoch: 0,
             lost: 0,
             loads: Loads::unknown(),
+            long: BTreeMap::new(),
             medium,
         };
         for index in 0..geometry.regions() {
@@ -231,10 +236,10 @@ impl<M: Medium> Log<M> {
             Some(tail) => tail,
             None => self.link(head, purpose)?,
         };
-        let unit = match self.fit(next, units) {
+        let (unit, padding) = match self.fit(next, units) {
             Some(unit) => {
                 self.use_up(self.links[&(head, link)], unit - next, units);
-                unit
+                (unit, unit - next)
             }
             None => {
                 let (full, padding) = (link, self.geometry.region_units() - next);
@@ -242,9 +247,12 @@ impl<M: Medium> Log<M> {
                 (link, unit) = self.link(head, purpose)?;
                 self.use_up(self.links[&(head, full)], padding, 0);
                 self.use_up(self.links[&(head, link)], 0, units);
-                unit
+                (unit, padding)
             }
         };
+        if purpose == Purpose::Reclaim {
+            self.loads.copied += u64::from(padding + units);
+        }
         let state = &mut self.heads[usize::from(head)];
         let entered = HeadWord { link, segment: unit / segment };
         state.tail = Some((link, unit + units));
@@ -261,24 +269,20 @@ impl<M: Medium> Log<M> {
         Ok(room)
     }
 
-    /// Whether a client's objects of so many bytes, one after the other, find room at the end of a head's log.
-    pub(super) fn has_room(&self, head: u8, objects: impl Iterator<Item = u64>) -> bool {
-        let mut free = self.free.len().saturating_sub(SPARE);
+    /// How many free regions objects of so many bytes take, one after the other, behind what is left at the end of a head's log.
+    pub(super) fn regions_for(&self, head: u8, objects: impl Iterator<Item = u64>) -> usize {
+        let mut regions = 0;
         let mut next =
             self.heads[usize::from(head)].tail.map_or(self.geometry.region_units(), |(_, unit)| unit);
         for bytes in objects {
             let units = bytes.div_ceil(UNIT) as u32;
-            let unit = match self.fit(next, units) {
-                Some(unit) => unit,
-                None if free == 0 => return false,
-                None => {
-                    free -= 1;
-                    1
-                }
-            };
+            let unit = self.fit(next, units).unwrap_or_else(|| {
+                regions += 1;
+                1
+            });
             next = unit + units;
         }
-        true
+        regions
     }
 
     /// Where so many units go from this one on in a region; `None`: in the next one. An object does not span two segments (3.3).

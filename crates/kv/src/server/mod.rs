@@ -243,8 +243,10 @@ pub struct Server<M> {
     /// When garbage was looked for last.
     cleaned_at: u64,
     cleaning: Option<Cleaning>,
-    /// A write found no room, or free regions run low.
-    wants_room: bool,
+    /// So many free regions are wanted by a write that found too few of them, or by a larger table.
+    wants_room: usize,
+    /// The same of the request at hand, as far as it has got.
+    lacks: usize,
     /// A new key found no place in the table.
     wants_entries: bool,
     /// There was no room for a larger table when one was wanted last: how many regions had been freed.

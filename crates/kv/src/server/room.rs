@@ -6,9 +6,17 @@
 //! as recovery found it.
 //!
 //! Nobody can take so much that nothing is left to clean with. A value that makes the live part grow beyond [`Log::most`] is refused
-//! at once; one that is no longer than its key's last one never is, as there is garbage enough for it to be made room for. What is
+//! at once; one that is no longer than its key's last one is not, as there is garbage enough for it to be made room for. What is
 //! written [so that something can be removed](Expect::Freeing) may have half of what is kept for garbage, and what only
 //! [moves](Expect::Moving) three quarters: neither can keep the other from its end.
+//!
+//! A long value needs many free regions at once to be written again, as the one before stays until that is done. So much is kept free for
+//! the longest one, as far as that is no more than a quarter of the store: values that are longer are written as long as there is room
+//! for them by chance.
+//!
+//! Who finds no room waits for cleaning only as long as that gets on. A cleaning that made no room to speak of [exhausts](Log::cleaned) the
+//! head's log: it is left alone until something more becomes garbage there, or there is a region more to move things to. When the rest of
+//! the garbage together is less than what is wanted, or all logs are exhausted, the store is full, and says so at once.
 
 use remanence_pmem::Medium;
 
@@ -52,7 +60,7 @@ pub(super) struct Load {
     /// Of those, what ends some time, and when the last of it does.
     mortal: u32,
     ends: u64,
-    /// Units that nothing was put into, as no object spans two segments. Cleaning would leave as many somewhere else.
+    /// Units that nothing was put into, as no object spans two segments. Cleaning leaves as many somewhere else, of those beside what is live.
     padding: u32,
     /// Units that were handed out in this run, padding included.
     used: u32,
@@ -71,6 +79,13 @@ impl Load {
             false => self.live.max(self.found),
         }
     }
+
+    /// Units that this takes when it has been moved, with as much padding as it has here.
+    fn kept(&self, now: u64, counted: bool) -> u64 {
+        let worth = u64::from(self.worth(now, counted));
+        let put = u64::from(self.used.saturating_sub(self.padding)).max(1);
+        worth + u64::from(self.padding) * worth.min(put) / put
+    }
 }
 
 /// The same of all regions.
@@ -83,7 +98,12 @@ pub(super) struct Loads {
     pub(super) shed: u64,
     /// Regions that were freed.
     pub(super) freed: u64,
+    /// Units that copies of cleaning took, padding included.
+    pub(super) copied: u64,
 }
+
+/// Of a region, the part that a cleaning must make room for, or it is not done again.
+const WORTH: u64 = 64;
 
 /// How full the logs are, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -111,12 +131,16 @@ impl Loads {
 
 impl<M: Medium> Log<M> {
     /// Units of a region that objects can be put into.
-    fn units(&self) -> u64 {
+    pub(super) fn units(&self) -> u64 {
         u64::from(self.geometry.region_units()) - 1
     }
 
     /// A version is the one that its key has, or is not any more.
     pub(super) fn weigh(&mut self, counted: &Counted, comes: bool) {
+        self.weigh_long(counted.units(), comes);
+        if !comes {
+            self.heads[usize::from(counted.head)].exhausted = None;
+        }
         for (offset, units) in counted.parts() {
             let Some(region) = self.region_of(counted.head, offset) else { continue };
             let load = &mut self.regions[region as usize].load;
@@ -138,6 +162,26 @@ impl<M: Medium> Log<M> {
                     load.mortal = load.mortal.saturating_sub(units);
                 }
             }
+        }
+    }
+
+    fn weigh_long(&mut self, units: u64, comes: bool) {
+        if units <= self.units() {
+            return;
+        }
+        if comes {
+            *self.long.entry(units).or_default() += 1;
+            return;
+        }
+        // A client may have written another length: then it is nobody's any more, and which one it was nobody knows.
+        let Some(found) = self.long.range(..=units).next_back().or(self.long.first_key_value()) else {
+            return;
+        };
+        let found = *found.0;
+        let count = self.long.entry(found).or_default();
+        *count = count.saturating_sub(1);
+        if *count == 0 {
+            self.long.remove(&found);
         }
     }
 
@@ -172,11 +216,11 @@ impl<M: Medium> Log<M> {
     /// The most units that may be live: what is left is what the cleaner copies into, the ends of the logs, and enough garbage that
     /// making room costs little.
     pub(super) fn most(&self) -> u64 {
-        self.most_for(Expect::Any)
+        self.most_for(Expect::Any, 0)
     }
 
-    /// The same for what is written on this condition.
-    fn most_for(&self, expect: Expect) -> u64 {
+    /// The same for a value of so many units that is written on this condition.
+    fn most_for(&self, expect: Expect, units: u64) -> u64 {
         let quarters = match expect {
             Expect::Freeing(_) => 2,
             Expect::Moving(_) => 1,
@@ -184,7 +228,8 @@ impl<M: Medium> Log<M> {
         };
         let all = self.all();
         let kept = SPARE as u64 + self.heads.len() as u64;
-        let garbage = (all / 16).max(1) * self.units() * quarters / 4;
+        let garbage = (all / 16).max(1);
+        let garbage = garbage.max(self.regions_again(units) + garbage / 2) * self.units() * quarters / 4;
         // A store of a few regions is used all the same.
         let most =
             (all.saturating_sub(kept) * self.units()).saturating_sub(garbage).max(all / 2 * self.units());
@@ -195,6 +240,17 @@ impl<M: Medium> Log<M> {
         } else {
             (u128::from(most) * u128::from(used - padding) / u128::from(used)) as u64
         }
+    }
+
+    /// Regions that the longest of all values is written again to, or one of so many units: of those for which a quarter of all is enough.
+    fn regions_again(&self, units: u64) -> u64 {
+        let (region, segment) = (self.geometry.region_units(), self.geometry.segment_units());
+        // A chunk takes a segment, and there are the last chunk and the object.
+        let regions =
+            |units: &u64| (units.div_ceil(u64::from(segment) - 1) + 1).div_ceil(u64::from(region / segment));
+        let few = |regions: &u64| *regions <= self.all() / 4;
+        let longest = self.long.keys().rev().map(regions).find(few);
+        longest.into_iter().chain(Some(regions(&units)).filter(few)).max().unwrap_or(0)
     }
 
     /// Units at the ends of the logs that nothing was put into yet.
@@ -209,15 +265,46 @@ impl<M: Medium> Log<M> {
         self.regions.iter().map(|region| u64::from(ended(&region.load))).sum()
     }
 
-    /// What cleaning a region makes room for.
-    fn gain(&self, region: u32, now: u64, counted: bool) -> u64 {
-        let state = &self.regions[region as usize];
-        let is_at_hand = state.word.kind == RegionKind::Log
-            && !state.retiring
-            && state.load.stuck != Some(self.loads.freed)
-            && !self.is_tail(region);
-        let kept = u64::from(state.load.worth(now, counted)) + u64::from(state.load.padding);
-        if is_at_hand { self.units().saturating_sub(kept) } else { 0 }
+    /// Units that can be written to.
+    fn writable(&self) -> u64 {
+        self.free.len() as u64 * self.units() + self.at_tails()
+    }
+
+    /// A cleaning of a head's log is over, by which regions of so many units came free while copies took so many others.
+    pub(super) fn cleaned(&mut self, head: u8, freed: u64, copied: u64) {
+        let is_worth = freed.saturating_sub(copied) >= (self.units() / WORTH).max(1);
+        let writable = self.writable();
+        self.heads[usize::from(head)].exhausted = (!is_worth).then_some(writable);
+    }
+
+    /// What cleaning each region makes room for.
+    fn gains(&self, now: u64, counted: bool) -> Vec<u64> {
+        let writable = self.writable();
+        let is_exhausted = |head: &super::log::Head| {
+            head.exhausted.is_some_and(|then| writable < then.saturating_add(self.units()))
+        };
+        let exhausted: Vec<bool> = self.heads.iter().map(is_exhausted).collect();
+        let gain = |(region, state): (u32, &super::log::Region)| {
+            let ended = state.load.mortal > 0 && state.load.ends <= now;
+            let is_at_hand = state.word.kind == RegionKind::Log
+                && !state.retiring
+                && state.load.stuck != Some(self.loads.freed)
+                && (ended || !exhausted[usize::from(state.word.head)])
+                && !self.is_tail(region);
+            if is_at_hand { self.units().saturating_sub(state.load.kept(now, counted)) } else { 0 }
+        };
+        (0..).zip(&self.regions).map(gain).collect()
+    }
+
+    /// Whether there could be so many free regions if nothing were garbage.
+    fn can_come_to(&self, regions: usize) -> bool {
+        self.loads.live + regions as u64 * self.units() <= self.all() * self.units()
+    }
+
+    /// Whether cleaning may come to so many free regions.
+    fn may_come_to(&self, regions: usize, now: u64, counted: bool) -> bool {
+        let gains: u64 = self.gains(now, counted).iter().sum();
+        gains > 0 && self.writable() + gains >= regions as u64 * self.units()
     }
 
     /// The head whose log has the most garbage, if it is as much as this, and those of its regions that have most of it: until
@@ -230,8 +317,7 @@ impl<M: Medium> Log<M> {
         goal: u64,
     ) -> Option<(u8, Vec<u32>)> {
         let mut heads = vec![0u64; self.heads.len()];
-        let gains: Vec<u64> =
-            (0..self.regions.len() as u32).map(|region| self.gain(region, now, counted)).collect();
+        let gains = self.gains(now, counted);
         for (state, gain) in self.regions.iter().zip(&gains).filter(|(_, gain)| **gain > 0) {
             heads[usize::from(state.word.head)] += gain;
         }
@@ -253,7 +339,7 @@ impl<M: Medium> Log<M> {
         let mut room = u64::from(self.tail_room(head)) + self.free.len() as u64 * self.units();
         let (mut made, mut chosen) = (0, Vec::new());
         for (gain, region) in own {
-            let kept = u64::from(self.regions[region as usize].load.worth(now, counted));
+            let kept = self.units() - gain;
             if made >= goal || !chosen.is_empty() && kept > room {
                 break;
             }
@@ -320,7 +406,7 @@ impl<M: Medium + Clone> Server<M> {
         }
         let parts = chunks.iter().copied().map(u64::from).chain([object]);
         let units: u64 = parts.map(|bytes| bytes.div_ceil(UNIT)).sum();
-        let (live, most) = (self.log.loads.live, self.log.most_for(expect));
+        let (live, most) = (self.log.loads.live, self.log.most_for(expect, units));
         if live + units <= most {
             return Ok(());
         }
@@ -338,35 +424,37 @@ impl<M: Medium + Clone> Server<M> {
     }
 
     /// What who asked is told of a refusal: where there is no room at hand, whether cleaning will make some. It comes to an end:
-    /// what was cleaned is not garbage any more, and where there is none, nobody waits.
+    /// what was cleaned is not garbage any more, or is [exhausted](Log::cleaned), and where there is too little, nobody waits.
     pub(super) fn wait_for_room(&mut self, now: u64, refusal: Refusal) -> Refusal {
+        let lacks = std::mem::take(&mut self.lacks).max(1);
         if refusal != Refusal::Cleaning {
             return refusal;
         }
-        self.wants_room = self.options.clean_by_itself;
         let counted = self.round.is_whole();
-        let may = || !counted || self.log.worth_cleaning(now, counted, 1, 1).is_some();
-        if self.cleaning.is_some() || self.options.clean_by_itself && may() {
-            Refusal::Cleaning
-        } else {
-            Refusal::Full
+        let may = || !counted || self.log.may_come_to(lacks, now, counted);
+        let waits = self.cleaning.is_some() || self.options.clean_by_itself && may();
+        if !waits || counted && !self.log.can_come_to(lacks) {
+            return Refusal::Full;
         }
+        if self.options.clean_by_itself {
+            self.wants_room = self.wants_room.max(lacks);
+        }
+        Refusal::Cleaning
     }
 
     /// What is to be cleaned next, if anything is worth while: at little free room what gives a region at least, and whatever there
     /// is if somebody waits.
     pub(super) fn next_to_clean(&mut self, now: u64) -> Option<(u8, Vec<u32>)> {
         let units = self.log.units();
-        let (wanted, low) = (self.wants_room, self.low());
-        if !wanted && self.log.loads.shed < units && now.saturating_sub(self.cleaned_at) < self.options.lease
-        {
+        let (wanted, low) = (std::mem::take(&mut self.wants_room), self.low());
+        let is_soon = now.saturating_sub(self.cleaned_at) < self.options.lease;
+        if wanted == 0 && self.log.loads.shed < units && is_soon {
             return None;
         }
-        self.wants_room = false;
         self.cleaned_at = now;
         self.spent += self.log.regions.len() as u64 / 256;
-        let goal = (1 + low.saturating_sub(self.log.free.len())) as u64 * units;
-        let least = if wanted { 1 } else { units };
+        let goal = (1 + low.max(wanted).saturating_sub(self.log.free.len())) as u64 * units;
+        let least = if wanted > 0 { 1 } else { units };
         let next = self.log.worth_cleaning(now, self.round.is_whole(), least, goal);
         if next.is_none() {
             self.log.loads.shed = 0;

@@ -160,6 +160,7 @@ impl<M: Medium + Clone> Server<M> {
         if next.is_none() && !std::mem::replace(&mut self.round.whole, true) {
             // Of all that lies in the logs it is known now whether it is garbage.
             self.log.loads.shed = u64::MAX;
+            self.log.heads.iter_mut().for_each(|head| head.exhausted = None);
         }
         (looked, expired)
     }

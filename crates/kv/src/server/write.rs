@@ -3,7 +3,7 @@
 use remanence_pmem::Medium;
 
 use super::index::Entry;
-use super::log::{Purpose, Start};
+use super::log::{Purpose, SPARE, Start};
 use super::room::Counted;
 use super::settle::Settling;
 use super::{ClientId, Current, Server, Unfinished, log};
@@ -161,9 +161,14 @@ impl<M: Medium + Clone> Server<M> {
 
     /// Nothing is handed out of what is not enough: it would be garbage, and who asks again would make more of it. Whether it is
     /// cleaning that the refusal is to wait for, [`wait_for_room`](Self::wait_for_room) says.
-    pub(super) fn room_for(&self, head: u8, chunks: &[u32], object: u64) -> Result<(), Refusal> {
-        let mut all = chunks.iter().copied().map(u64::from).chain([object]);
-        if self.log.has_room(head, &mut all) { Ok(()) } else { Err(Refusal::Cleaning) }
+    pub(super) fn room_for(&mut self, head: u8, chunks: &[u32], object: u64) -> Result<(), Refusal> {
+        let all = chunks.iter().copied().map(u64::from).chain([object]);
+        let regions = self.log.regions_for(head, all);
+        if regions == 0 || regions + SPARE <= self.log.free.len() {
+            return Ok(());
+        }
+        self.lacks = regions + SPARE;
+        Err(Refusal::Cleaning)
     }
 
     /// One change by itself, and its reply.

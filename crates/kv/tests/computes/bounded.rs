@@ -20,7 +20,7 @@ const BUDGET: usize = 64;
 const MOST: u64 = 2 * BUDGET as u64 + 64;
 
 /// Memory that never crashes, and is quick: these tests are about counts. It counts waits.
-struct Plain(RefCell<Vec<u8>>, Cell<u64>);
+pub(super) struct Plain(RefCell<Vec<u8>>, Cell<u64>);
 
 impl Plain {
     fn word(&self, offset: u64) -> Ref<'_, [u8]> {
@@ -69,23 +69,23 @@ impl Medium for Plain {
 }
 
 /// A server, one client of it, and what its steps have cost.
-struct Bench<'m> {
-    server: Server<&'m Plain>,
-    client: ClientId,
-    now: u64,
+pub(super) struct Bench<'m> {
+    pub(super) server: Server<&'m Plain>,
+    pub(super) client: ClientId,
+    pub(super) now: u64,
     /// The dearest step, and what the steps were.
     worst: u64,
     steps: u64,
 }
 
 impl<'m> Bench<'m> {
-    fn open(medium: &'m Plain, options: Options) -> Self {
+    pub(super) fn open(medium: &'m Plain, options: Options) -> Self {
         let (mut server, _) = Server::open(medium, options).expect("a store");
         let client = server.connect();
         Self { server, client, now: 1, worst: 0, steps: 0 }
     }
 
-    fn step(&mut self) -> bool {
+    pub(super) fn step(&mut self) -> bool {
         let before = self.server.spent();
         let more = self.server.step(self.now, BUDGET).expect("memory does not fail");
         self.worst = self.worst.max(self.server.spent() - before);
@@ -97,7 +97,7 @@ impl<'m> Bench<'m> {
         more
     }
 
-    fn rest(&mut self) {
+    pub(super) fn rest(&mut self) {
         for _ in 0..1_000_000 {
             let usage = self.server.usage();
             if !self.step() && !usage.cleaning && !usage.growing {
@@ -129,20 +129,20 @@ impl<'m> Bench<'m> {
         panic!("key {key} never finds room");
     }
 
-    fn get(&mut self, key: u64) -> Reply {
+    pub(super) fn get(&mut self, key: u64) -> Reply {
         self.server.handle(self.now, self.client, &Request::Get { key: key.to_le_bytes().to_vec() })
     }
 
-    fn assert_bounded(&self) {
+    pub(super) fn assert_bounded(&self) {
         assert!(self.worst <= MOST, "a step cost {}, and {MOST} is the most", self.worst);
     }
 }
 
 const LARGE: Geometry =
     Geometry { size: 64 << 20, region_len: 1 << 20, segment_len: 256 << 10, heads: 2, grown_from: 0 };
-const BY_ITSELF: Options = Options { clean_by_itself: true, ..DURABLE };
+pub(super) const BY_ITSELF: Options = Options { clean_by_itself: true, ..DURABLE };
 
-fn plain(geometry: &Geometry, buckets: u64) -> Plain {
+pub(super) fn plain(geometry: &Geometry, buckets: u64) -> Plain {
     let medium = Plain(RefCell::new(vec![0; geometry.size as usize]), Cell::new(0));
     format(&&medium, geometry, buckets, SALT, [7; 16]).expect("a fair geometry");
     medium
@@ -566,7 +566,9 @@ fn what_is_live_is_known_whatever_happens() {
         let mut bench = Bench::open(&medium, BY_ITSELF);
         for n in 0..6000u64 {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            let key = vec![1, (random >> 40) as u8];
+            // Most change a few keys, so that others lie among what is garbage.
+            let kept = if random >> 20 & 15 == 0 { 255 } else { 15 };
+            let key = vec![1, (random >> 40) as u8 & kept];
             // Of one in sixteen the value takes some chunks.
             let len = if random >> 60 == 0 { 40_000 } else { random >> 50 & 1023 };
             let put = Request::Put { key: key.clone(), len, expires: 0, expect: Expect::Any };
@@ -594,7 +596,7 @@ fn what_is_live_is_known_whatever_happens() {
                 bench.step();
             }
         }
-        assert!(bench.server.stats().objects_moved > 100, "{:?}", bench.server.stats());
+        assert!(bench.server.stats().objects_moved > 10, "{:?}", bench.server.stats());
         bench.rest();
         let max = MIDDLE.object_max();
         let units = |bytes: u64| bytes.div_ceil(64);

@@ -9,6 +9,7 @@ mod client;
 mod corpus;
 mod crash;
 mod extend;
+mod full;
 mod keeper;
 mod lazy;
 mod lease;

@@ -5,7 +5,7 @@ use crate::common;
 use std::cell::Cell;
 
 use common::*;
-use remanence_kv::client::{Call, Completion, Get, Peek, Put, RemoteMemory, Verb, peek, run};
+use remanence_kv::client::{Call, Completion, Get, Peek, Put, RemoteMemory, Verb, peek, peek_front, run};
 use remanence_kv::proto::{Expect, Inline, Request};
 use remanence_kv::{Geometry, Options};
 use remanence_pmem::Medium as _;
@@ -283,4 +283,77 @@ fn a_look_at_what_rests_tells_what_it_is_with_no_message() {
     assert_eq!(reader.peek(b"large"), None, "it lies in chunks");
     assert_eq!(reader.value(b"large"), Some(vec![7; 3000]));
     assert_eq!((reader.posts > 0, store.server.borrow().stats().damaged), (true, 0));
+}
+
+/// The memory, of which bytes are counted that are loaded.
+struct Counted<'s, 'a> {
+    store: &'s Store<'a>,
+    bytes: usize,
+}
+
+impl RemoteMemory for Counted<'_, '_> {
+    type Error = &'static str;
+
+    fn post(&mut self, _: Vec<Verb>) -> Result<Vec<Completion>, Self::Error> {
+        Err("a look posts nothing")
+    }
+
+    fn load(&mut self, at: u64, into: &mut [u8]) -> Result<bool, Self::Error> {
+        self.bytes += into.len();
+        self.store.image.read(at, into);
+        Ok(true)
+    }
+
+    fn now(&self) -> u64 {
+        self.store.now.get()
+    }
+
+    fn again(&mut self, _: u32) -> Result<(), Self::Error> {
+        Err("a look does not wait")
+    }
+}
+
+#[test]
+fn a_look_at_the_front_of_a_value_reads_no_more_however_long_it_is() {
+    let geometry =
+        Geometry { size: 2 << 20, region_len: 64 << 10, segment_len: 16 << 10, heads: 2, grown_from: 0 };
+    let image = formatted(geometry, 64);
+    let store = Store::open(&image, DURABLE);
+    for locations in [0, 8] {
+        let (mut writer, mut reader, mut far) =
+            (store.client(0), store.client(locations), store.client(locations));
+        let lens = [(&b"a"[..], 0), (b"b", 5), (b"c", 900), (b"d", 15_000), (b"e", 60_000), (b"f", 300_000)];
+        for (key, len) in lens {
+            let bytes = value(7, len);
+            let (expires, expect) = (store.now.get() + 10, Expect::Any);
+            let put = Request::PutInline { key: key.to_vec(), value: bytes.clone(), expires, expect };
+            assert!(matches!(writer.call(&put), remanence_kv::Reply::Done { .. }));
+            reader.attend();
+            far.attend();
+            let mut look = || {
+                let (mut buffer, mut counted) = (b"before".to_vec(), Counted { store: &store, bytes: 0 });
+                let found = peek_front(&mut reader.client, &mut counted, key, 9, &mut buffer);
+                assert!(counted.bytes < 5000, "{} bytes of {len}", counted.bytes);
+                match found.expect("memory does not fail") {
+                    Peek::Found { value, .. } => Some(Some(buffer[value].to_vec())),
+                    Peek::Absent => Some(None),
+                    Peek::Unknown => None,
+                }
+            };
+            for _ in 0..2 {
+                let front = look().flatten().unwrap_or_else(|| panic!("{len} bytes are there"));
+                assert_eq!(front[..len.min(9)], bytes[..len.min(9)], "{len} bytes");
+            }
+            // As one that is elsewhere reads it.
+            for _ in 0..2 {
+                let found =
+                    far.run(&mut Get::front(key, 9)).expect("a GET does not fail").expect("it is there");
+                assert_eq!(found.value[..len.min(9)], bytes[..len.min(9)], "{len} bytes");
+                assert!(found.value.len() < 2000, "{} of {len} bytes", found.value.len());
+            }
+            store.now.set(expires);
+            assert!(matches!(look(), Some(None) | None), "it is over, or somebody has to make sure of that");
+            assert_eq!(far.run(&mut Get::front(key, 9)), Ok(None), "it is over");
+        }
+    }
 }

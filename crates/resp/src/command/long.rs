@@ -1,16 +1,21 @@
 //! Commands that go over all keys: `db.c`. How long they take depends on how many there are, so they are carried out in parts, each
 //! of which is short, and whoever carries them out serves others in between: KEYS, RANDOMKEY, FLUSHDB and FLUSHALL, and DBSIZE
-//! as long as a store has not counted its keys. Inside a transaction all parts follow each other.
+//! as long as a store has not counted its keys. So are those that look at as many keys as they name, which are small beside that, EXISTS and
+//! TOUCH, and PUBLISH where a name is to be compared with many long patterns. Inside a transaction all parts follow each other.
 
 use super::{Call, Done, SYNTAX};
+use crate::channels::Search;
+use crate::engine::Shared;
 use crate::glob;
 use crate::parts::{self, DATABASES_MAX};
 use crate::protocol::Writer;
-use crate::store::Store;
+use crate::store::{HEAD_LEN, Key, OPERATION, Store};
 use crate::value::{Head, UnixMs};
 
 /// Keys that a part looks at, about.
 const PART: usize = 1024;
+/// Keys that EXISTS looks at in a part: those of a request with no more are looked at at one time.
+pub(crate) const NAMED: usize = 64;
 
 /// A command that is under way.
 #[derive(Debug)]
@@ -38,6 +43,16 @@ enum What {
         parts: bool,
     },
     Count,
+    /// Of some names, from a place on.
+    Exists {
+        names: Vec<Vec<u8>>,
+        found: i64,
+    },
+    Publish {
+        channel: Vec<u8>,
+        message: Vec<u8>,
+        search: Search,
+    },
 }
 
 impl Long {
@@ -46,6 +61,8 @@ impl Long {
     pub fn bytes(&self) -> usize {
         match &self.what {
             What::Keys { bytes, .. } => *bytes,
+            What::Exists { names, .. } => names.iter().map(|name| name.len() + size_of::<Vec<u8>>()).sum(),
+            What::Publish { channel, message, search } => channel.len() + message.len() + search.bytes(),
             _ => 0,
         }
     }
@@ -62,13 +79,14 @@ impl Long {
         matches!(self.what, What::Flush { .. })
     }
 
-    /// Carries a part out; with the last one comes the reply, and `true`.
+    /// Carries a part out; with the last one comes the reply, and the work that it was beside what each part is.
     pub(crate) fn step<S: Store>(
         &mut self,
         store: &mut S,
+        shared: &Shared,
         now: UnixMs,
         reply: &mut Writer<'_>,
-    ) -> Done<bool> {
+    ) -> Done<Option<usize>> {
         let live = |head: &[u8]| Head::parse(head).is_ok_and(|(head, _)| !head.expired(now));
         match &mut self.what {
             What::Keys { pattern, names, bytes } => {
@@ -79,7 +97,7 @@ impl Long {
                     }
                 })?;
                 if self.cursor != 0 {
-                    return Ok(false);
+                    return Ok(None);
                 }
                 // A scan may show a key twice.
                 names.sort_unstable();
@@ -97,7 +115,7 @@ impl Long {
                 match found {
                     Some(name) => reply.bulk(&name),
                     None if self.cursor == 0 && std::mem::replace(from_start, true) => reply.null(),
-                    None => return Ok(false),
+                    None => return Ok(None),
                 }
             }
             What::Flush { last, parts } => {
@@ -108,21 +126,52 @@ impl Long {
                     true => parts::sweep(store, self.space, self.cursor, PART)?.0,
                 };
                 if self.cursor != 0 {
-                    return Ok(false);
+                    return Ok(None);
                 }
                 *parts = !*parts;
                 if *parts || self.space < *last {
                     self.space += u8::from(!*parts);
-                    return Ok(false);
+                    return Ok(None);
                 }
                 reply.ok();
             }
             What::Count => match store.count(self.space)? {
                 Some(count) => reply.integer(count as i64),
-                None => return Ok(false),
+                None => return Ok(None),
             },
+            What::Exists { names, found } => {
+                let from = self.cursor as usize;
+                let mut head = Vec::with_capacity(HEAD_LEN);
+                for name in names.iter().skip(from).take(NAMED) {
+                    head.clear();
+                    let key = Key { space: self.space, name };
+                    // What expired is left to whoever sweeps.
+                    let there = store.head(key, &mut head)?.is_some();
+                    let there = there && !Head::parse(&head)?.0.expired(now);
+                    let stats = &shared.stats;
+                    if there {
+                        stats.hits.add(1)
+                    } else {
+                        stats.misses.add(1)
+                    }
+                    *found += i64::from(there);
+                }
+                self.cursor += NAMED as u64;
+                if from + NAMED < names.len() {
+                    return Ok(None);
+                }
+                reply.integer(*found);
+            }
+            What::Publish { channel, message, search } => {
+                if !shared.channels.search(channel, search) {
+                    return Ok(None);
+                }
+                let count = shared.channels.publish_to(shared, search, channel, message);
+                reply.integer(count as i64);
+                return Ok(Some(count.saturating_mul(OPERATION + message.len())));
+            }
         }
-        Ok(true)
+        Ok(Some(0))
     }
 }
 
@@ -137,6 +186,13 @@ impl<S: Store> Call<'_, S> {
                 What::RandomKey { from_start: cursor == 0 }
             }
             super::Id::DbSize => What::Count,
+            super::Id::Exists | super::Id::Touch => {
+                What::Exists { names: self.request.words(1).map(<[u8]>::to_vec).collect(), found: 0 }
+            }
+            super::Id::Publish => {
+                let (channel, message) = (self.word(1).to_vec(), self.word(2).to_vec());
+                What::Publish { channel, message, search: Search::default() }
+            }
             id => {
                 match self.request.len() {
                     1 => {}
@@ -157,7 +213,7 @@ impl<S: Store> Call<'_, S> {
     /// All parts, one after the other.
     pub(super) fn run_whole(&mut self) -> Done {
         let (mut long, now) = (self.long()?, self.now());
-        while !long.step(self.store, now, &mut self.reply)? {}
+        while long.step(self.store, self.shared, now, &mut self.reply)?.is_none() {}
         Ok(())
     }
 }

@@ -29,6 +29,7 @@ use crate::store::{Condition, Key, Metered, Store, StoreError, Version};
 use crate::value::{Head, Kind, UnixMs};
 
 pub use long::Long;
+pub(crate) use long::NAMED;
 pub(crate) use run::dispatch_run;
 pub use table::{COMMANDS, Command, Id};
 pub(crate) use transaction::Transaction;
