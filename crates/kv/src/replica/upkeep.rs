@@ -227,7 +227,9 @@ mod tests {
         let own = Own {
             promised: EPOCH,
             is_new: false,
+            holds: true,
             has_image: true,
+            is_stuck: false,
             acks: 2,
             stalled: Duration::ZERO,
             failed: false,
@@ -251,6 +253,7 @@ mod tests {
             failed: false,
             has_image: true,
             belongs: true,
+            holds: true,
         })
     }
 
