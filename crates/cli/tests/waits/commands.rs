@@ -248,10 +248,18 @@ fn a_standard_output_that_takes_nothing_is_said_in_a_sentence() {
 #[test]
 fn a_file_that_would_be_larger_than_its_user_may_have_is_refused_in_a_sentence() {
     let dir = tempfile::tempdir().expect("a directory");
-    let address = common::address().to_string();
-    let line = "ulimit -f 64; exec \"$0\" kv serve \"$1\" --size 32M --listen \"$2\"";
-    let mut shell = Command::new("sh");
-    shell.args(["-c", line, env!("CARGO_BIN_EXE_rem")]).arg(dir.path().join("store")).arg(address);
-    run(shell.stdin(Stdio::null())).bad("no space for 33554432 bytes");
+    let (address, store) = (common::address().to_string(), dir.path().join("store"));
+    let refused = || {
+        let line = "ulimit -f 64; exec \"$0\" kv serve \"$1\" --size 32M --listen \"$2\"";
+        let mut shell = Command::new("sh");
+        shell.args(["-c", line, env!("CARGO_BIN_EXE_rem")]).arg(&store).arg(&address);
+        run(shell.stdin(Stdio::null())).bad("the file-size limit of this process (ulimit -f) is ");
+    };
+    refused();
     assert_eq!(std::fs::read_dir(dir.path()).expect("there").count(), 0, "a file was left");
+    // One that was made without the limit: it is no medium that failed.
+    let mut serve = rem();
+    serve.args(["kv", "serve"]).arg(&store).args(["--size", "32M", "--listen", &address, "--stop-on-eof"]);
+    run(serve.stdin(Stdio::null())).good();
+    refused();
 }
