@@ -18,7 +18,8 @@
 //! 5. *Sleep.* A member that did not run knows nothing of the time in which it did not. It knows that it slept because it is late to its
 //!    own deadline: by more than half a beat is late. The time is forgiven to all ([`Watch::forgive`]), and what they said before is no reason to
 //!    take over: each that was there is listened to first, or is silent for a `notice` more. What has come meanwhile waits in
-//!    the sockets, and is heard first.
+//!    the sockets, and is heard first. Where the part of it that decides has run, and not the one that asks others what they are, that
+//!    one's time is forgiven as well ([`Watch::asks`]).
 //! 6. *Source.* Whoever is to be rebuilt waits for one that is there, belongs to the store and has an image; a member that is new has none,
 //!    though nothing is wrong with its own. Where nobody has, each says so, and nobody makes a new store in the place of what is left.
 //!
@@ -122,6 +123,11 @@ pub enum Input {
     /// A member could not be reached.
     Missed {
         /// Which of them.
+        at: usize,
+    },
+    /// Whoever asks a member what it is runs, and has no answer: said when it is asked, and each [`beat`] from then on.
+    Asks {
+        /// Which of them is asked.
         at: usize,
     },
     /// This member is something else than before.
@@ -250,7 +256,11 @@ impl Takeover {
         match input {
             Input::Heard { at, said } => self.heard(now, at, said),
             Input::Stranger { at } => (self.tried[at], self.said[at]) = (true, None),
-            Input::Missed { at } => self.tried[at] = true,
+            Input::Missed { at } => {
+                self.tried[at] = true;
+                self.watch.asks_not(at);
+            }
+            Input::Asks { at } => self.watch.asks(at, now),
             Input::Own(own) => {
                 let is_other = std::mem::replace(&mut self.own, own).promised != own.promised;
                 if is_other && !self.leads() {
@@ -727,7 +737,8 @@ mod tests {
         let bare = Own { has_image: false, ..OWN };
         let damaged = Statement { has_image: false, ..WAITS };
         for own in [new, bare] {
-            for others in [[Some(NEW), Some(damaged)], [Some(damaged), Some(damaged)], [Some(damaged), None]] {
+            for others in [[Some(NEW), Some(damaged)], [Some(damaged), Some(damaged)], [Some(damaged), None]]
+            {
                 assert_eq!(why_not(own, others), Some(Obstacle::NoneHasImage), "{own:?}, {others:?}");
             }
         }
@@ -934,6 +945,48 @@ mod tests {
         assert!(!member.actions().contains(&Action::Lead), "what is heard first is the oldest");
         member.said[0] = Some(Statement { role: Role::Primary, epoch: Epoch::new(4, 1), ..WAITS });
         assert_eq!(member.runs(300), [Action::Become(Role::Follower)]);
+    }
+
+    /// A minute on a busy machine: it decides in time always, and whoever asks the primary is kept from running now and then, for longer
+    /// than the notice is less a beat. In the end the primary is silent.
+    #[test]
+    fn that_whoever_asks_did_not_run_is_no_silence_of_the_primary() {
+        for seed in 0..20_u64 {
+            let mut member = Member::new(OWN, [None, Some(FOLLOWS)]);
+            member.machine.handle(member.now, Input::Heard { at: 0, said: SERVES });
+            let mut random = seed;
+            let mut draw = |below: u64| {
+                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                (random >> 33) % below
+            };
+            let (end, mut next) = (member.now + ms(60_000), member.now);
+            let mut asks = |member: &mut Member, serves: bool| {
+                if member.now < next {
+                    return;
+                }
+                member.machine.handle(member.now, Input::Asks { at: 0 });
+                if serves {
+                    member.machine.handle(member.now, Input::Heard { at: 0, said: SERVES });
+                }
+                next = member.now + ms(if draw(5) == 0 { 40 + draw(200) } else { 20 });
+            };
+            while member.now < end {
+                asks(&mut member, true);
+                let actions = member.runs(10);
+                assert!(
+                    !actions.contains(&Action::Become(Role::Waiting)),
+                    "seed {seed}, at {:?}",
+                    member.now
+                );
+            }
+            member.said[2] = Some(WAITS);
+            let (silent, mut tries) = (member.now, false);
+            while !tries {
+                asks(&mut member, false);
+                tries = member.runs(10).contains(&Action::Lead);
+                assert!(member.now - silent <= 2 * NOTICE + ms(30), "seed {seed}: it is waited for");
+            }
+        }
     }
 
     #[test]

@@ -53,7 +53,7 @@ pub(crate) fn describe(session: &mut Session, to: SocketAddr) -> Result<MemberSt
 }
 
 impl MemberConnector {
-    fn beats(&self, node: &Node, at: usize) -> Result<Session, Error> {
+    fn beats(&self, node: &Arc<Node>, at: usize) -> Result<Session, Error> {
         let to = node.addrs[at];
         let patience = node.notice.max(Duration::from_secs(1));
         let options = plain(patience).tokens(self.clients.clone());
@@ -62,12 +62,17 @@ impl MemberConnector {
         let log = SocketAddr::new(to.ip(), said.log_port);
         node.heard(Some(at), said);
         drop(asking);
-        let options = plain(patience).tokens(self.members.clone());
+        // What it does not answer counts only while it is waited for: an answer comes out first.
+        let waits = Arc::clone(node);
+        let options = plain(patience).tokens(self.members.clone()).give_up(node.interval(), move |_| {
+            waits.asks(at);
+            false
+        });
         Ok(Session::connect(&self.context, log, options)?)
     }
 
     /// Tells a member all the time what this one is, and hears what it is, until the node is over.
-    pub(super) fn keep(&self, node: &Node, at: usize) {
+    pub(super) fn keep(&self, node: &Arc<Node>, at: usize) {
         let interval = node.interval();
         let mut session: Option<Session> = None;
         let mut news = 0;
@@ -82,6 +87,7 @@ impl MemberConnector {
                     Some(session) => session,
                     none => none.insert(self.beats(node, at)?),
                 };
+                node.asks(at);
                 let said = session.call(BEATS, &node.said().emit())?;
                 match MemberStats::parse(&said) {
                     Some(Ok(said)) => node.heard(Some(at), said),

@@ -725,6 +725,14 @@ impl Node {
         self.look_for_primary(state, at);
     }
 
+    /// Whoever asks a member what it is runs, and has no answer yet.
+    pub(super) fn asks(&self, at: usize) {
+        let mut state = self.lock();
+        let now = self.now();
+        state.happens(now, Input::Asks { at });
+        self.stir(state);
+    }
+
     /// A member cannot be reached.
     pub(super) fn missed(&self, at: usize, why: &impl ToString) {
         let mut state = self.lock();
