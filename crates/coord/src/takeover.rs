@@ -14,11 +14,14 @@
 //!    for half of one after an attempt of its own has failed. From the end of that its turn counts.
 //! 4. *Medium.* Whoever has waited for its own medium for a `notice` leaves it to others: it could promise nothing itself. One whose
 //!    medium failed never tries, and for the others it is away from the moment that it says so, also if it was the primary: it is about
-//!    to end, and is not waited for.
+//!    to end, and is not waited for. Nor does one try whose image takes no change any more.
 //! 5. *Sleep.* A member that did not run knows nothing of the time in which it did not. It knows that it slept because it is late to its
 //!    own deadline: by more than half a beat is late. The time is forgiven to all ([`Watch::forgive`]), and what they said before is no reason to
 //!    take over: each that was there is listened to first, or is silent for a `notice` more. What has come meanwhile waits in
-//!    the sockets, and is heard first.
+//!    the sockets, and is heard first. Where the part of it that decides has run, and not the one that asks others what they are, that
+//!    one's time is forgiven as well ([`Watch::asks`]).
+//! 6. *Source.* Whoever is to be rebuilt waits for one that is there, belongs to the store and has an image; a member that is new has none,
+//!    though nothing is wrong with its own. Where nobody has, each says so, and nobody makes a new store in the place of what is left.
 //!
 //! For rule 5 there is a deadline always, a `notice` away at most, also when nothing is due: who alone is left, or leads and hears
 //! nobody, could not tell otherwise that it slept, and would act upon what it knew before. That is the one case
@@ -77,6 +80,8 @@ pub struct Statement {
     pub has_image: bool,
     /// It is a member of a store already.
     pub belongs: bool,
+    /// It has what a store was kept in, whole or not: a log that belongs to one, or an image.
+    pub holds: bool,
 }
 
 /// What this member is itself, as far as it matters.
@@ -86,8 +91,12 @@ pub struct Own {
     pub promised: Epoch,
     /// It has never been a member of a store.
     pub is_new: bool,
+    /// It has what a store was kept in, whole or not: a log that belongs to one, or an image.
+    pub holds: bool,
     /// Its image is one, and has what the log begins behind.
     pub has_image: bool,
+    /// Its image takes no change any more, until it is started again.
+    pub is_stuck: bool,
     /// How many members acknowledge.
     pub acks: usize,
     /// For how long its medium has not answered.
@@ -114,6 +123,11 @@ pub enum Input {
     /// A member could not be reached.
     Missed {
         /// Which of them.
+        at: usize,
+    },
+    /// Whoever asks a member what it is runs, and has no answer: said when it is asked, and each [`beat`] from then on.
+    Asks {
+        /// Which of them is asked.
         at: usize,
     },
     /// This member is something else than before.
@@ -147,13 +161,15 @@ pub enum Action {
 pub enum Obstacle {
     /// Its own medium failed: it ends.
     Failed,
-    /// It is new, and others are not: it will be rebuilt.
+    /// Its image takes no change any more, until it is started again: it could not follow its own log.
+    Stuck,
+    /// It is new: another one that is there has an image, and it will be rebuilt.
     IsNew,
     /// All are new, and not all are there.
     NotAll,
     /// It has no image: another one that is there has, and it will be rebuilt.
     NoImage,
-    /// It has no image, and nobody has that is there.
+    /// A store was there, and nobody who is there has an image to go on with, this one included.
     NoneHasImage,
     /// Too few are there.
     TooFew {
@@ -240,7 +256,11 @@ impl Takeover {
         match input {
             Input::Heard { at, said } => self.heard(now, at, said),
             Input::Stranger { at } => (self.tried[at], self.said[at]) = (true, None),
-            Input::Missed { at } => self.tried[at] = true,
+            Input::Missed { at } => {
+                self.tried[at] = true;
+                self.watch.asks_not(at);
+            }
+            Input::Asks { at } => self.watch.asks(at, now),
             Input::Own(own) => {
                 let is_other = std::mem::replace(&mut self.own, own).promised != own.promised;
                 if is_other && !self.leads() {
@@ -368,9 +388,12 @@ impl Takeover {
 
     /// Whether this member may try, when nobody has served since then.
     fn chance(&self, since: Duration, now: Duration) -> Chance {
-        let Own { is_new, has_image, stalled, failed, .. } = self.own;
+        let Own { is_new, holds, has_image, is_stuck, stalled, failed, .. } = self.own;
         if failed {
             return Chance::Never(Obstacle::Failed);
+        }
+        if is_stuck {
+            return Chance::Never(Obstacle::Stuck);
         }
         let members = self.said.len();
         let others = (0..members).filter(|at| *at != self.who);
@@ -381,15 +404,17 @@ impl Takeover {
         if there.iter().any(|(at, _)| self.watch.is_old(*at)) {
             return Chance::Later;
         }
-        if is_new && there.iter().any(|(_, said)| said.belongs) {
-            return Chance::Never(Obstacle::IsNew);
+        let is_source = |said: &Statement| said.has_image && said.belongs;
+        let has_source = there.iter().any(|(_, said)| is_source(said));
+        // No new store is made where one was, whatever is left of it.
+        if is_new && (holds || there.iter().any(|(_, said)| said.holds)) {
+            return Chance::Never(if has_source { Obstacle::IsNew } else { Obstacle::NoneHasImage });
         }
         if is_new && count < members {
             return Chance::Never(Obstacle::NotAll);
         }
         if !has_image {
-            let is_there = there.iter().any(|(_, said)| said.has_image);
-            return Chance::Never(if is_there { Obstacle::NoImage } else { Obstacle::NoneHasImage });
+            return Chance::Never(if has_source { Obstacle::NoImage } else { Obstacle::NoneHasImage });
         }
         if count < needed {
             return Chance::Never(Obstacle::TooFew { there: count, needed });
@@ -586,7 +611,9 @@ mod tests {
     const OWN: Own = Own {
         promised: Epoch::new(3, 7),
         is_new: false,
+        holds: true,
         has_image: true,
+        is_stuck: false,
         acks: 2,
         stalled: Duration::ZERO,
         failed: false,
@@ -599,7 +626,10 @@ mod tests {
         failed: false,
         has_image: true,
         belongs: true,
+        holds: true,
     };
+    /// Its directory was empty: what it has for an image is right before the first record, and nobody can be rebuilt from it.
+    const NEW: Statement = Statement { belongs: false, holds: false, ..WAITS };
     const FOLLOWS: Statement = Statement { role: Role::Follower, ..WAITS };
     const SERVES: Statement = Statement { role: Role::Primary, ..WAITS };
 
@@ -674,30 +704,74 @@ mod tests {
 
     #[test]
     fn what_keeps_a_member_from_taking_over_is_said() {
-        let says = |own, said| {
-            let mut member = Member::new(own, said);
-            let all = member.runs(300);
-            assert!(!all.contains(&Action::Lead), "{all:?}");
-            all.into_iter().rev().find_map(|action| match action {
-                Action::Explain(obstacle) => Some(obstacle),
-                Action::Become(_) | Action::Lead => None,
-            })
-        };
-        let new = Own { is_new: true, ..OWN };
-        let also_new = Some(Statement { belongs: false, ..WAITS });
-        assert_eq!(says(OWN, [None, None]), Some(Obstacle::TooFew { there: 1, needed: 2 }));
+        let new = Own { is_new: true, holds: false, ..OWN };
+        let also_new = Some(NEW);
+        assert_eq!(why_not(OWN, [None, None]), Some(Obstacle::TooFew { there: 1, needed: 2 }));
         let both = Own { acks: 3, ..OWN };
-        assert_eq!(says(both, [None, Some(WAITS)]), Some(Obstacle::TooFew { there: 2, needed: 3 }));
-        assert_eq!(says(new, [None, Some(WAITS)]), Some(Obstacle::IsNew));
-        assert_eq!(says(new, [None, also_new]), Some(Obstacle::NotAll));
+        assert_eq!(why_not(both, [None, Some(WAITS)]), Some(Obstacle::TooFew { there: 2, needed: 3 }));
+        assert_eq!(why_not(new, [None, Some(WAITS)]), Some(Obstacle::IsNew));
+        assert_eq!(why_not(new, [None, also_new]), Some(Obstacle::NotAll));
         let bare = Own { has_image: false, ..OWN };
         let also_bare = Some(Statement { has_image: false, ..WAITS });
-        assert_eq!(says(bare, [also_bare, Some(WAITS)]), Some(Obstacle::NoImage));
+        assert_eq!(why_not(bare, [also_bare, Some(WAITS)]), Some(Obstacle::NoImage));
         for others in [[also_bare, also_bare], [None, also_bare], [None, None]] {
-            assert_eq!(says(bare, others), Some(Obstacle::NoneHasImage), "who made it anew?");
+            assert_eq!(why_not(bare, others), Some(Obstacle::NoneHasImage), "who made it anew?");
         }
-        assert_eq!(says(OWN, [Some(SERVES), None]), None, "somebody serves");
+        assert_eq!(why_not(OWN, [Some(SERVES), None]), None, "somebody serves");
         assert!(Member::new(new, [also_new, also_new]).tries(120), "a new store is made by all of them");
+    }
+
+    /// Why a member does not try, that waits with these others.
+    fn why_not(own: Own, said: [Option<Statement>; 2]) -> Option<Obstacle> {
+        let all = Member::new(own, said).runs(300);
+        assert!(!all.contains(&Action::Lead), "{all:?}");
+        all.into_iter().rev().find_map(|action| match action {
+            Action::Explain(obstacle) => Some(obstacle),
+            Action::Become(_) | Action::Lead => None,
+        })
+    }
+
+    #[test]
+    fn a_member_that_is_new_is_nobody_s_source() {
+        let new = Own { is_new: true, holds: false, ..OWN };
+        let bare = Own { has_image: false, ..OWN };
+        let damaged = Statement { has_image: false, ..WAITS };
+        for own in [new, bare] {
+            for others in [[Some(NEW), Some(damaged)], [Some(damaged), Some(damaged)], [Some(damaged), None]]
+            {
+                assert_eq!(why_not(own, others), Some(Obstacle::NoneHasImage), "{own:?}, {others:?}");
+            }
+        }
+        assert_eq!(why_not(bare, [Some(NEW), Some(NEW)]), Some(Obstacle::NoneHasImage));
+        assert_eq!(why_not(new, [Some(damaged), Some(WAITS)]), Some(Obstacle::IsNew));
+        assert_eq!(why_not(bare, [Some(NEW), Some(WAITS)]), Some(Obstacle::NoImage));
+    }
+
+    /// A log that is lost alone has a member look as if it were new, but for its image.
+    #[test]
+    fn no_new_store_is_made_where_anything_is_left_of_one() {
+        let new = Own { is_new: true, holds: false, ..OWN };
+        let lost_log = Statement { holds: true, ..NEW };
+        for others in [[Some(lost_log), Some(NEW)], [Some(NEW), Some(lost_log)], [Some(lost_log), None]] {
+            assert_eq!(why_not(new, others), Some(Obstacle::NoneHasImage), "{others:?}");
+        }
+        let own = Own { holds: true, has_image: false, ..new };
+        for others in [[Some(NEW), Some(NEW)], [Some(lost_log), Some(lost_log)]] {
+            assert_eq!(why_not(own, others), Some(Obstacle::NoneHasImage), "{others:?}");
+        }
+        assert_eq!(why_not(own, [Some(NEW), Some(WAITS)]), Some(Obstacle::IsNew));
+        assert!(Member::new(new, [Some(NEW), Some(NEW)]).tries(120), "nothing is left of any");
+    }
+
+    #[test]
+    fn whose_image_takes_no_change_any_more_never_tries() {
+        let stuck = Own { is_stuck: true, ..OWN };
+        assert_eq!(why_not(stuck, [Some(WAITS), Some(WAITS)]), Some(Obstacle::Stuck));
+        let mut member = Member::new(OWN, [Some(SERVES), Some(WAITS)]);
+        member.runs(300);
+        member.machine.handle(member.now, Input::Own(stuck));
+        member.said[0] = None;
+        assert!(!member.tries(5000), "it could not follow its own log");
     }
 
     #[test]
@@ -871,6 +945,48 @@ mod tests {
         assert!(!member.actions().contains(&Action::Lead), "what is heard first is the oldest");
         member.said[0] = Some(Statement { role: Role::Primary, epoch: Epoch::new(4, 1), ..WAITS });
         assert_eq!(member.runs(300), [Action::Become(Role::Follower)]);
+    }
+
+    /// A minute on a busy machine: it decides in time always, and whoever asks the primary is kept from running now and then, for longer
+    /// than the notice is less a beat. In the end the primary is silent.
+    #[test]
+    fn that_whoever_asks_did_not_run_is_no_silence_of_the_primary() {
+        for seed in 0..20_u64 {
+            let mut member = Member::new(OWN, [None, Some(FOLLOWS)]);
+            member.machine.handle(member.now, Input::Heard { at: 0, said: SERVES });
+            let mut random = seed;
+            let mut draw = |below: u64| {
+                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                (random >> 33) % below
+            };
+            let (end, mut next) = (member.now + ms(60_000), member.now);
+            let mut asks = |member: &mut Member, serves: bool| {
+                if member.now < next {
+                    return;
+                }
+                member.machine.handle(member.now, Input::Asks { at: 0 });
+                if serves {
+                    member.machine.handle(member.now, Input::Heard { at: 0, said: SERVES });
+                }
+                next = member.now + ms(if draw(5) == 0 { 40 + draw(200) } else { 20 });
+            };
+            while member.now < end {
+                asks(&mut member, true);
+                let actions = member.runs(10);
+                assert!(
+                    !actions.contains(&Action::Become(Role::Waiting)),
+                    "seed {seed}, at {:?}",
+                    member.now
+                );
+            }
+            member.said[2] = Some(WAITS);
+            let (silent, mut tries) = (member.now, false);
+            while !tries {
+                asks(&mut member, false);
+                tries = member.runs(10).contains(&Action::Lead);
+                assert!(member.now - silent <= 2 * NOTICE + ms(30), "seed {seed}: it is waited for");
+            }
+        }
     }
 
     #[test]

@@ -5,7 +5,8 @@
 //! costs a fail-over and never a value. Therefore the rules may be fast, and have to be calm:
 //!
 //! 1. *Silence.* A primary that was not heard of for `notice` is suspected. Time in which the member itself did not run does
-//!    not count: who was deaf knows nothing of others' silence.
+//!    not count: who was deaf knows nothing of others' silence. Nor does time in which only that part of it did not run which asks the primary what it is
+//!    ([`Watch::asks`]): an answer may have waited there. But twice as long is silence, whoever ran.
 //! 2. *Medium.* A primary says how long its own medium has not answered. After [`STALL`] times `notice` it is suspected, however
 //!    well it can be heard: nothing can be written there.
 //! 3. *Back-off.* A suspicion was wrong if the suspect is heard within [`WINDOW`] times `notice`, and is still the same process.
@@ -65,9 +66,36 @@ struct Suspect {
 /// When a member was heard last.
 #[derive(Clone, Copy, Debug)]
 struct Heard {
-    last: Duration,
+    silent: Silence,
     /// Not before this member slept, if it did.
     is_fresh: bool,
+    /// When whoever asks it what it is ran last, as far as somebody does.
+    asked: Option<Duration>,
+}
+
+/// Since when a member is silent, or a primary is not heard to be one.
+#[derive(Clone, Copy, Debug)]
+struct Silence {
+    /// As far as it counts.
+    counts: Duration,
+    /// With the time in which whoever asks it did not run.
+    whole: Duration,
+}
+
+impl Silence {
+    const fn since(now: Duration) -> Self {
+        Self { counts: now, whole: now }
+    }
+
+    fn forgive(&mut self, asleep: Duration, now: Duration) {
+        let later = |heard: Duration| (heard + asleep).min(now);
+        *self = Self { counts: later(self.counts), whole: later(self.whole) };
+    }
+
+    /// How long it lasts, as far as it counts; all of it counts as so much less.
+    fn lasts(&self, limit: Duration, now: Duration) -> Duration {
+        now.saturating_sub(self.counts).max(now.saturating_sub(self.whole + limit))
+    }
 }
 
 /// What a member knows of when others were heard.
@@ -75,7 +103,7 @@ struct Heard {
 pub struct Watch {
     notice: Duration,
     heard: Vec<Option<Heard>>,
-    leader: Option<(Leader, Duration)>,
+    leader: Option<(Leader, Silence)>,
     suspect: Option<Suspect>,
     doubts: u32,
     /// When the last suspicion was found to be wrong, or one was forgotten.
@@ -116,11 +144,41 @@ impl Watch {
 
     /// This member did not run for so long, until now: nobody was silent for that.
     pub fn forgive(&mut self, asleep: Duration, now: Duration) {
-        let later = |heard: Duration| (heard + asleep).min(now);
-        self.heard.iter_mut().flatten().for_each(|heard| heard.last = later(heard.last));
-        if let Some((_, heard)) = &mut self.leader {
-            *heard = later(*heard);
+        for heard in self.heard.iter_mut().flatten() {
+            heard.silent.forgive(asleep, now);
+            heard.asked = heard.asked.map(|asked| (asked + asleep).min(now));
         }
+        if let Some((_, silent)) = &mut self.leader {
+            silent.forgive(asleep, now);
+        }
+    }
+
+    /// Whoever asks a member what it is runs, and has no answer of it. It says so when it asks, and each [`beat`] from then on.
+    pub fn asks(&mut self, at: usize, now: Duration) {
+        let beat = beat(self.notice);
+        let Some(heard) = &mut self.heard[at] else { return };
+        let before = heard.asked.replace(now).unwrap_or(now);
+        if !is_overdue(before, beat, now) {
+            return;
+        }
+        let later = |since: Duration| (since + now.saturating_sub(before + beat)).min(now);
+        heard.silent.counts = later(heard.silent.counts);
+        if let Some((_, silent)) = self.leader.as_mut().filter(|(leader, _)| leader.who == at) {
+            silent.counts = later(silent.counts);
+        }
+    }
+
+    /// Nobody asks a member what it is: it cannot be reached.
+    pub fn asks_not(&mut self, at: usize) {
+        if let Some(heard) = &mut self.heard[at] {
+            heard.asked = None;
+        }
+    }
+
+    /// Whether there may be an answer of a member that nobody has taken.
+    fn is_overdue(&self, at: usize, now: Duration) -> bool {
+        let asked = self.heard[at].and_then(|heard| heard.asked);
+        asked.is_some_and(|asked| is_overdue(asked, beat(self.notice), now))
     }
 
     /// What was said until now is old, and is to be said again.
@@ -133,7 +191,13 @@ impl Watch {
         if self.doubts > 0 && now.saturating_sub(self.doubted) >= CALM {
             (self.doubts, self.doubted) = (self.doubts - 1, now);
         }
-        if self.leader.is_some_and(|(_, heard)| now.saturating_sub(heard) >= self.limit()) {
+        let limit = self.limit();
+        let is_silent = |(leader, silent): (Leader, Silence)| {
+            // If whoever asks it runs late, an answer may have come.
+            let is_over = !self.is_overdue(leader.who, now) || now.saturating_sub(silent.whole) >= 2 * limit;
+            silent.lasts(limit, now) >= limit && is_over
+        };
+        if self.leader.is_some_and(is_silent) {
             self.suspect(Cause::Silence, now);
         }
     }
@@ -149,8 +213,17 @@ impl Watch {
             let next = beat.saturating_mul(u32::try_from(beats).unwrap_or(u32::MAX)).min(limit);
             (silence < limit).then_some(heard + next)
         };
-        let members = self.heard.iter().flatten().map(|heard| heard.last);
-        members.chain(self.leader.map(|(_, heard)| heard)).filter_map(missed).min()
+        // Of whom whoever asks does not run, or did not for a while.
+        let put_off = |at: usize, silent: Silence| {
+            let (is_put_off, ends) = (silent.counts != silent.whole, silent.whole + 2 * limit);
+            (ends > now && (is_put_off || self.is_overdue(at, now))).then_some(ends)
+        };
+        let members = (0..self.heard.len()).filter_map(|at| Some((at, self.heard[at]?.silent)));
+        members
+            .chain(self.leader.map(|(leader, silent)| (leader.who, silent)))
+            .flat_map(|(at, silent)| [missed(silent.counts), put_off(at, silent)])
+            .flatten()
+            .min()
     }
 
     fn suspect(&mut self, cause: Cause, now: Duration) {
@@ -161,7 +234,9 @@ impl Watch {
 
     /// A process of a member was heard.
     pub fn heard(&mut self, at: usize, life: u64, now: Duration) {
-        self.heard[at] = Some(Heard { last: now, is_fresh: true });
+        // Whoever asks it has an answer, or would have taken one.
+        let asked = self.heard[at].and_then(|heard| heard.asked).map(|_| now);
+        self.heard[at] = Some(Heard { silent: Silence::since(now), is_fresh: true, asked });
         self.was_wrong(at, life, Cause::Silence, now);
     }
 
@@ -185,15 +260,15 @@ impl Watch {
         }
         if self.leader.is_none_or(|(known, _)| known.epoch.counter() <= leader.epoch.counter()) {
             self.was_wrong(leader.who, leader.life, Cause::Medium, now);
-            self.leader = Some((leader, now));
+            self.leader = Some((leader, Silence::since(now)));
         }
         true
     }
 
     /// The primary was heard in another way: it gave an order.
     pub fn ordered(&mut self, epoch: Epoch, now: Duration) {
-        if let Some((_, heard)) = self.leader.as_mut().filter(|(leader, _)| leader.epoch == epoch) {
-            *heard = (*heard).max(now);
+        if let Some((_, silent)) = self.leader.as_mut().filter(|(leader, _)| leader.epoch == epoch) {
+            *silent = Silence::since(now);
         }
     }
 
@@ -210,7 +285,7 @@ impl Watch {
     /// For how long a member was not heard of.
     #[must_use]
     pub fn silence(&self, at: usize, now: Duration) -> Option<Duration> {
-        self.heard[at].map(|heard| now.saturating_sub(heard.last))
+        self.heard[at].map(|heard| heard.silent.lasts(self.limit(), now))
     }
 
     /// Whether what a member said last is older than this member's last sleep.
@@ -224,6 +299,11 @@ impl Watch {
     pub fn is_there(&self, at: usize, now: Duration) -> bool {
         self.silence(at, now).is_some_and(|silence| silence < self.limit())
     }
+}
+
+/// Whether so much time has passed since then that whoever does something each beat did not run.
+fn is_overdue(since: Duration, beat: Duration, now: Duration) -> bool {
+    now.saturating_sub(since) > beat + beat / 2
 }
 
 #[cfg(test)]
@@ -275,6 +355,56 @@ mod tests {
         // Nobody was heard in the future.
         watch.forgive(ms(500), ms(750));
         assert_eq!(watch.silence(0, ms(800)), Some(ms(50)));
+    }
+
+    /// When the primary is suspected, of whom nothing comes after the beginning, if whoever asks it says that it runs at these times.
+    fn suspected(asks: impl IntoIterator<Item = u64>) -> Option<Duration> {
+        let (mut watch, mut now) = (watching(), ms(0));
+        for at in asks {
+            if let Some(suspected) = look(&mut watch, now, ms(at)) {
+                return Some(suspected);
+            }
+            now = ms(at);
+            watch.asks(0, now);
+        }
+        look(&mut watch, now, ms(5000))
+    }
+
+    #[test]
+    fn time_in_which_whoever_asks_did_not_run_is_no_silence_but_for_so_long() {
+        assert_eq!(suspected((0..400).step_by(25)), Some(ms(200)), "it has asked all the time");
+        assert_eq!(suspected([]), Some(ms(200)), "nobody asks");
+        // It did not run from 50 to 180, of which one beat counts.
+        let late = [25, 50, 180, 205, 230, 255, 280, 305, 330];
+        assert_eq!(suspected(late), Some(ms(305)));
+        // It is waited for, as its answer may have come, and there was none.
+        assert_eq!(suspected([25, 50, 240, 265, 290, 315, 340, 365]), Some(ms(365)));
+        // For twice as long, whatever it does.
+        assert_eq!(suspected([25, 50]), Some(ms(400)));
+        assert_eq!(suspected((25..1000).step_by(90)), Some(ms(400)));
+    }
+
+    #[test]
+    fn who_cannot_be_asked_is_not_waited_for_and_a_sleep_is_forgiven_once() {
+        let mut watch = watching();
+        watch.asks(0, ms(25));
+        watch.asks_not(0);
+        assert_eq!(look(&mut watch, ms(25), ms(1000)), Some(ms(200)), "it cannot be reached");
+        // All of the member slept, and whoever asks as well.
+        let mut watch = watching();
+        watch.asks(0, ms(25));
+        watch.forgive(ms(500), ms(550));
+        watch.asks(0, ms(550));
+        assert_eq!(watch.silence(0, ms(550)), Some(ms(50)));
+        (575..1000).step_by(25).for_each(|at| watch.asks(0, ms(at)));
+        assert_eq!(look(&mut watch, ms(550), ms(1000)), Some(ms(700)));
+        // It asks again when it has heard something.
+        let mut watch = watching();
+        watch.asks(0, ms(25));
+        watch.heard(0, 1, ms(190));
+        watch.leads(leader(1), Duration::ZERO, ms(190));
+        watch.asks(0, ms(215));
+        assert_eq!(watch.silence(0, ms(215)), Some(ms(25)), "it was not late");
     }
 
     #[test]

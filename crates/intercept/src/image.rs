@@ -172,6 +172,12 @@ impl<'a> Elf<'a> {
             return Err(ElfError::Machine(machine));
         }
         let kind = half(bytes, 16).ok_or(ElfError::CutShort)?;
+        match kind {
+            2 | 3 => {}
+            1 => return Err(ElfError::Object),
+            4 => return Err(ElfError::Core),
+            _ => return Err(ElfError::Kind(kind)),
+        }
         let table = long(bytes, 32).and_then(|at| usize::try_from(at).ok()).ok_or(ElfError::CutShort)?;
         let (size, count) = (half(bytes, 54), half(bytes, 56).map(usize::from));
         if size.map(usize::from) != Some(SIZE) {
@@ -191,6 +197,38 @@ impl<'a> Elf<'a> {
         let headers = headers.filter(|headers| Some(headers.len()) == count).ok_or(ElfError::CutShort)?;
         let entry = long(bytes, 24).ok_or(ElfError::CutShort)?;
         Ok(Self { bytes, relocatable: kind == 3, entry, headers })
+    }
+
+    /// Whether the file has all that its headers speak of, and code among that: what is missing would be found to make no system call.
+    ///
+    /// # Errors
+    /// It was cut short, or its headers are damaged.
+    pub fn check(&self) -> Result<(), ElfError> {
+        let has = self.bytes.len() as u64;
+        let read =
+            |kind| matches!(kind, ProgramHeader::LOAD | ProgramHeader::DYNAMIC | ProgramHeader::INTERPRETER);
+        for header in self.headers.iter().filter(|header| read(header.kind)) {
+            let ends = header.offset.saturating_add(header.length);
+            if ends > has {
+                return Err(ElfError::Missing { ends, has });
+            }
+        }
+        // Nothing is read of these; but a linker puts them at the end, so that they are the first to go.
+        let field = |at| half(self.bytes, at).map_or(0, u64::from);
+        let (size, count) = (field(58), field(60));
+        let sections = long(self.bytes, 40).unwrap_or(0);
+        let ends = sections.saturating_add(size * count);
+        if count > 0 && ends > has {
+            return Err(ElfError::Sections { ends, has });
+        }
+        let image = self.image();
+        if !image.segments.iter().any(|segment| segment.executable && !segment.bytes.is_empty()) {
+            return Err(ElfError::NoCode);
+        }
+        if self.entry != 0 && !image.is_code(self.entry) {
+            return Err(ElfError::Entry(self.entry));
+        }
+        Ok(())
     }
 
     /// What a header describes, as far as the file has it.
@@ -240,6 +278,41 @@ pub enum ElfError {
     #[error("it is for another architecture (machine {0}) than x86-64")]
     Machine(u16),
     /// Its headers are not whole.
-    #[error("its headers are cut short")]
+    #[error("its headers are cut short, or damaged")]
     CutShort,
+    /// It was compiled, and not linked.
+    #[error("it is an object file, which is to be linked yet")]
+    Object,
+    /// It is what was left of a process.
+    #[error("it is a core dump: ask about the program that left it")]
+    Core,
+    /// It says that it is of a kind that is none of a program or a library, by its `e_type`.
+    #[error("it says that it is neither a program nor a library (type {0}): its header is damaged")]
+    Kind(u16),
+    /// What its program headers have loaded is not all there.
+    #[error(
+        "it is not whole: what is loaded of it ends at byte {ends}, and it has {has} bytes: it was cut short, or its headers are damaged"
+    )]
+    Missing {
+        /// Where what is loaded ends in the file.
+        ends: u64,
+        /// Bytes of the file.
+        has: u64,
+    },
+    /// Its section headers are not all there.
+    #[error(
+        "it is not whole: its section headers end at byte {ends}, and it has {has} bytes: it was cut short, or its header is damaged"
+    )]
+    Sections {
+        /// Where they end in the file.
+        ends: u64,
+        /// Bytes of the file.
+        has: u64,
+    },
+    /// No part of it is loaded to be executed.
+    #[error("nothing of it is loaded to be executed: its program headers are damaged, or it is no program")]
+    NoCode,
+    /// It begins where it has no code.
+    #[error("it is to begin at {0:#x}, where it has no code: its headers are damaged")]
+    Entry(u64),
 }

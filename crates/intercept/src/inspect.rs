@@ -3,7 +3,9 @@
 //! Read first: `image.rs` and `plan.rs`, which say this of bytes; here they are those of a file.
 
 use std::fmt;
-use std::os::unix::fs::MetadataExt;
+use std::fs::File;
+use std::io::Read as _;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use crate::image::{Elf, ElfError, Image, ProgramHeader};
@@ -16,6 +18,8 @@ const GO: &[u8; 14] = b"\xff Go buildinf:";
 const IO_URING: std::ops::RangeInclusive<u32> = 425..=427;
 const SET_USER: u32 = 0o4000;
 const SET_GROUP: u32 = 0o2000;
+/// Bytes of the largest file that is looked into: all of it is read.
+const LARGEST: u64 = 4 << 30;
 
 /// Which C library a program is linked with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -129,9 +133,25 @@ pub enum InspectError {
     /// It is a script: its interpreter is what runs.
     #[error("{0} is a script: ask about its interpreter, {1}")]
     Script(PathBuf, String),
-    /// It is something else than a program of this architecture.
+    /// It is no file that could be one.
+    #[error("{0} is {1}, and no program")]
+    NotAFile(PathBuf, &'static str),
+    /// It is larger than any program.
+    #[error("{0} has {1} bytes, and a program of more than {largest} is not looked into", largest = LARGEST)]
+    TooLarge(PathBuf, u64),
+    /// It is something else than a whole program of this architecture.
     #[error("{0}: {1}")]
     Elf(PathBuf, ElfError),
+}
+
+/// What a path leads to that is no file.
+fn what_else(kind: std::fs::FileType) -> &'static str {
+    match kind {
+        kind if kind.is_dir() => "a directory",
+        kind if kind.is_fifo() => "a FIFO",
+        kind if kind.is_socket() => "a socket",
+        _ => "a device",
+    }
 }
 
 /// Looks into the file of a program or library.
@@ -141,8 +161,16 @@ pub enum InspectError {
 pub fn inspect(path: impl AsRef<Path>) -> Result<Report, InspectError> {
     let path = path.as_ref().to_owned();
     let unreadable = |why| InspectError::Read(path.clone(), why);
-    let mode = std::fs::metadata(&path).map_err(unreadable)?.mode();
-    let bytes = std::fs::read(&path).map_err(unreadable)?;
+    let metadata = std::fs::metadata(&path).map_err(unreadable)?;
+    if !metadata.is_file() {
+        return Err(InspectError::NotAFile(path, what_else(metadata.file_type())));
+    }
+    if metadata.len() > LARGEST {
+        return Err(InspectError::TooLarge(path, metadata.len()));
+    }
+    let (mode, mut bytes) = (metadata.mode(), Vec::new());
+    // Some files have more than they say.
+    File::open(&path).and_then(|file| file.take(LARGEST).read_to_end(&mut bytes)).map_err(unreadable)?;
     if let Some(line) = bytes.strip_prefix(b"#!") {
         let line = line.split(|&byte| byte == b'\n').next().unwrap_or_default();
         let interpreter = String::from_utf8_lossy(&line[..line.len().min(128)]).trim().to_owned();
@@ -177,9 +205,10 @@ pub fn inspect_process(pid: u32) -> Result<Vec<Report>, InspectError> {
 /// Looks into the bytes of a program, of which no path and no mode are known.
 ///
 /// # Errors
-/// They are something else than a program of this architecture.
+/// They are something else than a whole program of this architecture.
 pub fn inspect_bytes(bytes: &[u8]) -> Result<Report, ElfError> {
     let elf = Elf::parse(bytes)?;
+    elf.check()?;
     let image = elf.image();
     let scan = Scan::of(&image);
     let (needs, named) = needs(&elf, &image);

@@ -99,6 +99,26 @@ pub enum Error {
         /// The length that was asked for.
         len: u64,
     },
+    /// The file has, or would have, more bytes than this process may write a file to.
+    #[error(
+        "{path} takes {len} bytes, and the file-size limit of this process (ulimit -f) is {limit} bytes: raise it, or ask for less"
+    )]
+    FileLimit {
+        /// The file that is refused.
+        path: PathBuf,
+        /// The length that it has, or was to have.
+        len: u64,
+        /// What the process may have.
+        limit: u64,
+    },
+    /// The file is there, and has no bytes: whatever it had is gone.
+    #[error("{path} has no bytes: put back what was there, from a replica or a backup{way}")]
+    Empty {
+        /// The file that has nothing.
+        path: PathBuf,
+        /// What can be done else.
+        way: WayOut,
+    },
     /// A directory, a device or a pipe.
     #[error(
         "{path} is not a regular file: a region needs one (for persistent memory, a file on a DAX mount)"
@@ -149,7 +169,7 @@ impl fmt::Debug for Error {
     }
 }
 
-/// What can be done with a file whose journal cannot be used, and of which there is no other copy.
+/// What can be done with a file that cannot be used, or not without its journal, and of which there is no other copy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WayOut {
     /// Nothing that we could tell: how long the file is without its journal is not known.
@@ -177,7 +197,8 @@ impl Error {
     pub(crate) fn with_way(mut self, says: &'static str) -> Self {
         if let Self::JournalCut { way, .. }
         | Self::JournalGone { way, .. }
-        | Self::JournalDamaged { way, .. } = &mut self
+        | Self::JournalDamaged { way, .. }
+        | Self::Empty { way, .. } = &mut self
         {
             *way = WayOut::Owner(says);
         }

@@ -317,6 +317,9 @@ impl FileOptions {
         file.lock().map_err(|e| in_use(e, file, path))?;
         let os = |e| Error::os(path.display().to_string(), e);
         let whole = file.metadata().map_err(os)?.len();
+        if whole == 0 && self.create.or(self.expect).is_none() {
+            return Err(Error::Empty { path: path.to_owned(), way: WayOut::Nothing });
+        }
         let mut place = journal::find(file, whole, path)?;
         let mut note = if created {
             self.note.map(|(at, _)| (at, Note::Nothing))
@@ -488,7 +491,13 @@ impl FileOptions {
         };
         let signs = if self.only_durable { Ok(journal::NO_BOOT) } else { self.boot() };
         match (found.journal, found.wanted) {
-            (Some(place), _) if pages => journal::open(file, place, self.boot()?, signs?, path).map(Some),
+            (Some(place), _) if pages => {
+                // Else the first sync would take the limit for a medium that failed.
+                if let Some(beyond) = beyond_limit(path, place.file()) {
+                    return Err(beyond);
+                }
+                journal::open(file, place, self.boot()?, signs?, path).map(Some)
+            }
             // It was copied to where psync writes no pages.
             (Some(place), _) => {
                 let note = found.note.filter(|(_, note)| *note != Note::Nothing);
@@ -608,7 +617,7 @@ fn looked_at(path: &Path) -> Result<OwnFile, Error> {
 
 fn length_of(file: &File, path: &Path) -> Result<u64, Error> {
     match file.metadata().map_err(|e| Error::os(path.display().to_string(), e))?.len() {
-        0 => Err(Error::BadLength { len: 0 }),
+        0 => Err(Error::Empty { path: path.to_owned(), way: WayOut::Nothing }),
         len => Ok(len),
     }
 }
@@ -627,9 +636,17 @@ pub(crate) fn reserve(file: &File, len: u64, path: &Path) -> Result<bool, Error>
     }
 }
 
+/// Why this process may not write all of a file of that length, if it may not.
+fn beyond_limit(path: &Path, len: u64) -> Option<Error> {
+    let limit = map::file_size_limit().filter(|limit| *limit < len)?;
+    Some(Error::FileLimit { path: path.to_owned(), len, limit })
+}
+
 fn full(path: &Path, len: u64, e: io::Error) -> Error {
+    let no_space = || Error::NoSpace { path: path.to_owned(), len };
     match e.raw_os_error() {
-        Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG) => Error::NoSpace { path: path.to_owned(), len },
+        Some(libc::EFBIG) => beyond_limit(path, len).unwrap_or_else(no_space),
+        Some(libc::ENOSPC | libc::EDQUOT) => no_space(),
         _ => Error::os(format!("reserving {len} bytes for {}", path.display()), e),
     }
 }

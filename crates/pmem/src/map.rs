@@ -226,6 +226,14 @@ pub(crate) fn memfd(name: &str, len: u64) -> Result<File, Error> {
     Ok(file)
 }
 
+/// How long a file may be that this process writes, if there is a limit to that.
+pub(crate) fn file_size_limit() -> Option<u64> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the kernel writes the structure, which outlives the call.
+    check(unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) }).ok()?;
+    (limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+}
+
 /// Reserves every block of the file up to `len` and makes it that long.
 ///
 /// What cannot fit is refused before anything is taken: a file system may hand out all that it has before it says that it

@@ -10,7 +10,9 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use remanence_pmem::{Error, FileOptions, Journaling, PersistenceDomain, Region, StoreGranularity, domain};
+use remanence_pmem::{
+    Error, FileOptions, Image, Journaling, PersistenceDomain, Region, StoreGranularity, domain,
+};
 
 /// Tells this program, started once more by a test of its own, that it is the child.
 const CHILD: &str = "REMANENCE_PMEM_TEST_FILE";
@@ -153,6 +155,14 @@ fn what_cannot_work_is_refused_in_a_sentence() {
     assert!(matches!(FileOptions::new().open("/dev/null"), Err(Error::NotAFile { .. })));
     assert!(matches!(FileOptions::new().create(1).open("/dev/shm"), Err(Error::NotAFile { .. })));
 
+    File::create(&scratch.0).unwrap();
+    let noted = FileOptions::new().image(|_, _| Image::Blank).journal_note(128, "ask its owner");
+    for empty in [noted.open(&scratch.0), noted.view(&scratch.0)] {
+        let empty = empty.unwrap_err().to_string();
+        let says = format!("{} has no bytes: put back what was there", scratch.0.display());
+        assert!(empty.starts_with(&says) && empty.ends_with(", or ask its owner"), "{empty}");
+    }
+    assert!(matches!(open(FileOptions::new()), Error::Empty { .. }));
     File::create(&scratch.0).unwrap().write_all(&[1; 5000]).unwrap();
     let exists = open(FileOptions::new().create_new(4096));
     assert!(matches!(exists, Error::Exists { .. }), "{exists}");

@@ -79,8 +79,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
     if args.explain {
         return explain_all(args);
     }
-    let (programs, directories): (Vec<_>, Vec<_>) =
-        args.paths.iter().cloned().partition(|path| path.is_file());
+    // What is there and no directory is asked about as a program, which says what it is else.
+    let is_program = |path: &PathBuf| path.symlink_metadata().is_ok() && !path.is_dir();
+    let (programs, directories): (Vec<_>, Vec<_>) = args.paths.iter().cloned().partition(is_program);
     let programs = Section {
         title: "Programs",
         key: "programs",
@@ -175,18 +176,20 @@ fn program(path: &Path) -> Finding {
 
 /// Of a directory that was asked about, nothing said is a failure.
 fn all_tried(asked: &[PathBuf], sections: &[Section]) -> Result<(), Fail> {
-    let untried = |path: &&PathBuf| {
+    let untried = |path: &PathBuf| {
         let name = path.display().to_string();
         let mut findings = sections.iter().flat_map(|section| &section.findings);
-        findings.any(|finding| finding.name == name && finding.json.get("error").is_some())
+        let why = findings.find(|finding| finding.name == name)?.json.get("error")?.as_str()?.to_owned();
+        // Most sentences begin with what they are about.
+        Some(if why.starts_with(&name) { why } else { format!("{name}: {why}") })
     };
-    let names: Vec<_> = asked.iter().filter(untried).map(|path| path.display().to_string()).collect();
-    if names.is_empty() {
+    let untried: Vec<_> = asked.iter().filter_map(untried).collect();
+    if untried.is_empty() {
         return Ok(());
     }
     Err(Fail::new(format!(
         "nothing can be said of {}; name a directory that is there and that you may write to, or a program",
-        names.join(", ")
+        untried.join("; ")
     )))
 }
 

@@ -91,8 +91,9 @@ fn doctor_says_what_this_machine_guarantees() {
         "the rest is said all the same:\n{table}"
     );
     assert_eq!(missing.status, Some(1));
-    let sentence = "rem: nothing can be said of /does/not/exist; ";
+    let sentence = "rem: nothing can be said of /does/not/exist";
     assert!(missing.stderr.starts_with(sentence), "{}", missing.stderr);
+    assert!(missing.stderr.contains("; name a directory that is there"), "{}", missing.stderr);
 }
 
 /// A client may have several tokens, for several servers.
@@ -167,6 +168,31 @@ fn doctor_says_what_a_hook_would_not_see_of_a_program() {
     assert_eq!(refused.status, Some(1));
     let table = String::from_utf8_lossy(&refused.stdout);
     assert!(table.contains("is a script: ask about its interpreter, /bin/sh"), "{table}");
+    let doctor = |path: &std::path::Path| run(rem().arg("doctor").arg(path));
+    let cut = dir.path().join("cut");
+    let shell = std::fs::read("/bin/sh").expect("a program");
+    std::fs::write(&cut, &shell[..3000]).expect("written");
+    let refused = doctor(&cut);
+    let table = String::from_utf8_lossy(&refused.stdout);
+    assert!(table.contains("it is not whole") && !table.contains("all its system calls"), "{table}");
+    // Why is said where it ends, too.
+    let says = |refused: common::Said, why: &str| {
+        assert_eq!(refused.status, Some(1));
+        let begins = refused.stderr.starts_with("rem: nothing can be said of ");
+        assert!(begins && refused.stderr.contains(why), "{}", refused.stderr);
+    };
+    says(refused, "what is loaded of it ends at byte ");
+    let (text, huge, link) = (dir.path().join("text"), dir.path().join("huge"), dir.path().join("loop"));
+    std::fs::write(&text, "text\n").expect("written");
+    says(doctor(&text), "text: it is no ELF file");
+    std::fs::File::create(&huge).expect("made").set_len(300 << 30).expect("it takes no room");
+    says(doctor(&huge), "has 322122547200 bytes, and a program of more than ");
+    std::os::unix::fs::symlink(&link, &link).expect("a link");
+    says(doctor(&link), "loop: Too many levels of symbolic links");
+    says(doctor("/dev/zero".as_ref()), "/dev/zero is a device, and no program");
+    let fifo = dir.path().join("fifo");
+    assert!(Command::new("mkfifo").arg(&fifo).status().expect("it is there").success());
+    says(doctor(&fifo), "fifo is a FIFO, and no program");
 }
 
 #[test]
@@ -248,10 +274,18 @@ fn a_standard_output_that_takes_nothing_is_said_in_a_sentence() {
 #[test]
 fn a_file_that_would_be_larger_than_its_user_may_have_is_refused_in_a_sentence() {
     let dir = tempfile::tempdir().expect("a directory");
-    let address = common::address().to_string();
-    let line = "ulimit -f 64; exec \"$0\" kv serve \"$1\" --size 32M --listen \"$2\"";
-    let mut shell = Command::new("sh");
-    shell.args(["-c", line, env!("CARGO_BIN_EXE_rem")]).arg(dir.path().join("store")).arg(address);
-    run(shell.stdin(Stdio::null())).bad("no space for 33554432 bytes");
+    let (address, store) = (common::address().to_string(), dir.path().join("store"));
+    let refused = || {
+        let line = "ulimit -f 64; exec \"$0\" kv serve \"$1\" --size 32M --listen \"$2\"";
+        let mut shell = Command::new("sh");
+        shell.args(["-c", line, env!("CARGO_BIN_EXE_rem")]).arg(&store).arg(&address);
+        run(shell.stdin(Stdio::null())).bad("the file-size limit of this process (ulimit -f) is ");
+    };
+    refused();
     assert_eq!(std::fs::read_dir(dir.path()).expect("there").count(), 0, "a file was left");
+    // One that was made without the limit: it is no medium that failed.
+    let mut serve = rem();
+    serve.args(["kv", "serve"]).arg(&store).args(["--size", "32M", "--listen", &address, "--stop-on-eof"]);
+    run(serve.stdin(Stdio::null())).good();
+    refused();
 }

@@ -121,6 +121,35 @@ fn another_architecture_is_refused_with_a_sentence() {
     assert_eq!(Elf::parse(b"#!/bin/sh\n").expect_err("refused"), ElfError::NoElf);
 }
 
+/// What is missing of a file makes no system call that could be seen, so it would be approved.
+#[test]
+fn a_file_that_is_not_whole_is_refused_with_what_is_wrong() {
+    let whole = program(&[0x90; 64]);
+    inspect_bytes(&whole).expect("a program");
+    let has = whole.len() as u64;
+    let why = |at: usize, bytes: &[u8]| {
+        let mut file = whole.clone();
+        file[at..at + bytes.len()].copy_from_slice(bytes);
+        inspect_bytes(&file).expect_err("refused")
+    };
+    assert_eq!(inspect_bytes(&whole[..0x80]).expect_err("cut"), ElfError::Missing { ends: has, has: 0x80 });
+    assert_eq!(why(96, &[0xff; 8]), ElfError::Missing { ends: u64::MAX, has }, "its segment");
+    assert_eq!(why(68, &[4]), ElfError::NoCode, "its segment is data");
+    assert_eq!(why(64, &[0x77; 8]), ElfError::NoCode, "nothing is loaded");
+    assert_eq!(why(24, &[9, 0]), ElfError::Entry(BASE + 9), "in front of its code");
+    for (kind, expected) in [(1, ElfError::Object), (4, ElfError::Core), (9, ElfError::Kind(9))] {
+        assert_eq!(why(16, &[kind]), expected);
+    }
+    let mut file = whole.clone();
+    file[58..62].copy_from_slice(&[64, 0, 2, 0]);
+    for (sections, fits) in [(0, true), (has - 128, true), (has - 127, false), (u64::MAX, false)] {
+        file[40..48].copy_from_slice(&sections.to_le_bytes());
+        let refused = inspect_bytes(&file).err();
+        let ends = sections.saturating_add(128);
+        assert_eq!(refused, (!fits).then_some(ElfError::Sections { ends, has }), "{sections}");
+    }
+}
+
 proptest! {
     #[test]
     fn no_file_is_believed(at in 0_usize..0x200, bytes in proptest::collection::vec(any::<u8>(), 1..64), cut in 0_usize..0x300) {

@@ -11,7 +11,7 @@ use remanence_remotelog::format::superblock::Uuid;
 use super::arrivals::Arrivals;
 use super::connection::{DEPTH, MemberConnection};
 use super::link::{Connecting, MemberConnector};
-use super::node::{Back, Node};
+use super::node::{Back, Node, State};
 use super::wire::MemberStats;
 use super::{MemberOptions, Ships};
 use crate::medium::{New, make_if_blank};
@@ -305,6 +305,10 @@ pub(super) fn explain(node: &Node, obstacle: Obstacle) -> String {
     };
     match obstacle {
         Obstacle::Failed => "the medium of this member's log failed, and it ends".into(),
+        Obstacle::Stuck => format!(
+            "this member's ledger could not be written, so its image takes no change and it cannot take over: start it again ({})",
+            state.seen.stuck.as_deref().unwrap_or("its medium failed")
+        ),
         Obstacle::IsNew => "this member is new: it is rebuilt by the member that takes over".into(),
         Obstacle::NotAll => {
             format!("a new store needs all of its {members} members to be made; missing: {}", missing())
@@ -312,24 +316,49 @@ pub(super) fn explain(node: &Node, obstacle: Obstacle) -> String {
         Obstacle::NoImage => {
             "the image of this member is incomplete: it is rebuilt by the member that takes over".into()
         }
-        Obstacle::NoneHasImage => {
-            let image = node.image.path().map_or_else(|| "IMAGE".into(), |path| path.display().to_string());
-            let salvage = format!("`rem kv salvage {image} -o DUMP` reads what is left of this member's");
-            match missing() {
-                none if none.is_empty() => {
-                    format!(
-                        "the images of all {members} members are damaged or incomplete, and nobody can make them anew: stop this member, and {salvage}"
-                    )
-                }
-                missing => format!(
-                    "no member that is there has a whole image: start the others, of which one may have it: {missing}; if none has, {salvage}"
-                ),
-            }
-        }
+        Obstacle::NoneHasImage => none_has_image(node, &state, &missing()),
         Obstacle::TooFew { there, needed } => format!(
             "{there} of {members} members are there, and {needed} are needed; start the others: {}",
             missing()
         ),
+    }
+}
+
+/// What is left to do where nobody who is there has an image that others could be sent.
+fn none_has_image(node: &Node, state: &State, missing: &str) -> String {
+    let others = |holds: bool| {
+        let is_such = move |at: &usize| {
+            let said = state.takeover.recent(*at, node.now());
+            *at != node.who && said.is_some_and(|said| said.holds == holds)
+        };
+        (0..node.names.len()).filter(is_such).map(|at| node.names[at].as_str()).collect::<Vec<_>>().join(", ")
+    };
+    let is_new = !state.seen.holds();
+    let salvage = if is_new {
+        // Its own was never anything.
+        match others(true) {
+            none if none.is_empty() => "nothing of this member's can be salvaged".to_owned(),
+            others => format!("`rem kv salvage IMAGE -o DUMP` of what {others} has reads what is left there"),
+        }
+    } else {
+        let image = node.image.path().map_or_else(|| "IMAGE".into(), |path| path.display().to_string());
+        format!("`rem kv salvage {image} -o DUMP` reads what is left of this member's")
+    };
+    let this = if is_new { "this member is new, and " } else { "" };
+    if !missing.is_empty() {
+        return format!(
+            "{this}no member that is there has a whole image: start the others, of which one may have it: {missing}; if none has, {salvage}"
+        );
+    }
+    match (is_new, others(false)) {
+        (false, new) if new.is_empty() => format!(
+            "the images of all {} members are damaged or incomplete, and nobody can make them anew: stop this member, and {salvage}",
+            node.names.len()
+        ),
+        (false, new) => format!(
+            "no member has a whole image, as {new} began with an empty directory, and nobody can make this one's anew: stop this member, and {salvage}"
+        ),
+        (true, _) => format!("{this}no member has a whole image to make its own from: {salvage}"),
     }
 }
 
@@ -480,18 +509,36 @@ mod tests {
         let member =
             Member::bind(&context, 7471, options.notice(Duration::from_secs(3600))).expect("a member");
         let node = member.node();
-        let hears = |who: u16| {
+        let hears = |who: u16, complete| {
             let log = Uuid([who as u8; 16]);
-            node.heard(Some(who.into()), MemberStats { who, log, complete: false, ..node.said() });
+            node.heard(Some(who.into()), MemberStats { who, log, complete, ..node.said() });
         };
-        hears(1);
-        let said = explain(node, Obstacle::NoneHasImage);
-        assert!(said.contains("start the others") && said.contains(&node.names[2]), "{said}");
-        assert!(!said.contains(&node.names[1]), "that one is there: {said}");
-        hears(2);
-        let said = explain(node, Obstacle::NoneHasImage);
-        let image = directory.path().join("image");
-        let salvage = format!("`rem kv salvage {} -o DUMP`", image.display());
+        let says = |is_damaged: bool| {
+            let complete = std::mem::replace(&mut node.lock().seen.ledger.complete, !is_damaged);
+            let said = explain(node, Obstacle::NoneHasImage);
+            node.lock().seen.ledger.complete = complete;
+            said
+        };
+        let salvage = format!("`rem kv salvage {} -o DUMP`", directory.path().join("image").display());
+        let [_, second, third] = &node.names[..] else { panic!("three members") };
+        hears(1, false);
+        let said = says(true);
+        assert!(said.contains(&format!("start the others, of which one may have it: {third}")), "{said}");
+        assert!(!said.contains(second) && said.contains(&salvage), "that one is there: {said}");
+        let said = says(false);
+        assert!(
+            said.starts_with("this member is new") && said.contains(&format!("may have it: {third}")),
+            "{said}"
+        );
+        assert!(said.contains(&format!("of what {second} has")) && !said.contains(&salvage), "{said}");
+        hears(2, true);
+        let said = says(true);
+        assert!(said.contains(&format!("as {third} began with an empty directory")), "{said}");
+        assert!(said.contains(&salvage) && !said.contains("start"), "{said}");
+        let said = says(false);
+        assert!(said.contains(&format!("of what {second} has")) && !said.contains("start"), "{said}");
+        hears(2, false);
+        let said = says(true);
         assert!(
             said.contains("all 3 members") && said.contains(&salvage) && !said.contains("start"),
             "{said}"

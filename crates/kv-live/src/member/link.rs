@@ -20,7 +20,7 @@ use super::node::{Connections, Node};
 use super::wire::{MemberStats, VERSION};
 use super::{BEATS, MEMBERS};
 use crate::Error;
-use remanence_kv::replica::{Returning, Returns, Round};
+use remanence_kv::replica::{Bring, Bringing, Round};
 
 /// How a member reaches others.
 #[derive(Clone, Debug)]
@@ -53,7 +53,7 @@ pub(crate) fn describe(session: &mut Session, to: SocketAddr) -> Result<MemberSt
 }
 
 impl MemberConnector {
-    fn beats(&self, node: &Node, at: usize) -> Result<Session, Error> {
+    fn beats(&self, node: &Arc<Node>, at: usize) -> Result<Session, Error> {
         let to = node.addrs[at];
         let patience = node.notice.max(Duration::from_secs(1));
         let options = plain(patience).tokens(self.clients.clone());
@@ -62,12 +62,17 @@ impl MemberConnector {
         let log = SocketAddr::new(to.ip(), said.log_port);
         node.heard(Some(at), said);
         drop(asking);
-        let options = plain(patience).tokens(self.members.clone());
+        // What it does not answer counts only while it is waited for: an answer comes out first.
+        let waits = Arc::clone(node);
+        let options = plain(patience).tokens(self.members.clone()).give_up(node.interval(), move |_| {
+            waits.asks(at);
+            false
+        });
         Ok(Session::connect(&self.context, log, options)?)
     }
 
     /// Tells a member all the time what this one is, and hears what it is, until the node is over.
-    pub(super) fn keep(&self, node: &Node, at: usize) {
+    pub(super) fn keep(&self, node: &Arc<Node>, at: usize) {
         let interval = node.interval();
         let mut session: Option<Session> = None;
         let mut news = 0;
@@ -82,6 +87,7 @@ impl MemberConnector {
                     Some(session) => session,
                     none => none.insert(self.beats(node, at)?),
                 };
+                node.asks(at);
                 let said = session.call(BEATS, &node.said().emit())?;
                 match MemberStats::parse(&said) {
                     Some(Ok(said)) => node.heard(Some(at), said),
@@ -203,56 +209,41 @@ impl<'scope, 'env> Connecting<'scope, 'env> {
 
     /// Connections to all members; those that take longer than enough others are made all the same, for [later](Self::bring_back).
     pub(super) fn all_members(&mut self) -> Connections {
-        let mut round = self.begin_all();
+        let node = self.node;
+        (0..node.names.len()).for_each(|at| self.begin(at));
+        let mut round = Round::new(&node.lock().takeover, node.notice);
         while let Some((at, made)) = self.taken(round.end()) {
-            round.take(self.node.now(), at, made);
+            round.take(node.now(), at, made);
         }
-        round.connections(&self.node.names)
-    }
-
-    fn begin_all(&mut self) -> Round<MemberConnection> {
-        (0..self.node.names.len()).for_each(|at| self.begin(at));
-        Round::new(&self.node.lock().takeover, self.node.notice)
+        round.connections(&node.names)
     }
 
     /// While a primary does without members that are there again: connects to them, for its serving thread to take over.
     pub(super) fn bring_back(mut self) {
         let node = self.node;
-        let mut returns = {
+        let mut bringing = {
             let state = node.lock();
-            Returns::new(node.now(), node.notice, &state.takeover)
+            Bringing::new(node.now(), node.notice, &state.takeover)
         };
         let (mut known, mut until) = (0, None);
-        let mut round: Option<Round<MemberConnection>> = None;
         loop {
             known = node.wait_for_returns(known, until);
             if self.over.load(Ordering::Acquire) {
                 return;
             }
             while let Some((at, made)) = self.taken(Some(Duration::ZERO)) {
-                match (&mut round, made) {
-                    (Some(round), made) => round.take(node.now(), at, made),
-                    (None, Ok(connection)) => {
-                        node.lock().back.some.push((node.names[at].clone(), connection));
-                        node.wake_primary();
-                    }
-                    (None, Err(_)) => {}
+                if let Some(connection) = bringing.made(node.now(), at, made) {
+                    node.lock().back.some.push((node.names[at].clone(), connection));
+                    node.wake_primary();
                 }
-            }
-            let now = node.now();
-            if let Some(all) = round.take_if(|round| round.end().is_some_and(|end| end <= now)) {
-                self.open_anew(all);
-            }
-            if let Some(round) = &round {
-                until = round.end();
-                continue;
             }
             let turn = {
                 let state = node.lock();
                 match state.back.all {
-                    Some(_) => Returning::Rest(None),
+                    // The primary has not taken these yet.
+                    Some(_) => Bring::Rest(None),
                     None => {
-                        returns.turn(node.now(), &state.takeover, state.epoch, &node.lost(&state), |at| {
+                        bringing.turn(node.now(), &state.takeover, state.epoch, &node.lost(&state), |at| {
                             self.under_way.contains(&at)
                         })
                     }
@@ -260,26 +251,17 @@ impl<'scope, 'env> Connecting<'scope, 'env> {
             };
             until = None;
             match turn {
-                Returning::Rest(at) => until = at,
-                Returning::These(wanted) => wanted.into_iter().for_each(|at| self.begin(at)),
-                Returning::All => {
-                    let begun = self.begin_all();
-                    round = Some(begun);
+                Bring::Rest(at) => until = at,
+                Bring::Connect(wanted) => wanted.into_iter().for_each(|at| self.begin(at)),
+                Bring::Open(round) => {
+                    node.lock().back.all = Some(round.connections(&node.names));
+                    node.wake_primary();
+                }
+                Bring::Leave(round) => {
+                    drop(round);
+                    until = Some(node.now());
                 }
             }
-        }
-    }
-
-    /// Gives the primary connections to all members, if that is still what it needs.
-    fn open_anew(&self, round: Round<MemberConnection>) {
-        let node = self.node;
-        let mut state = node.lock();
-        // Connecting takes its time: somebody may have become the primary meanwhile.
-        let still = state.takeover.has_promised_away(state.epoch, node.now());
-        if still && round.is_worth_it(&state.takeover) {
-            state.back.all = Some(round.connections(&node.names));
-            drop(state);
-            node.wake_primary();
         }
     }
 }

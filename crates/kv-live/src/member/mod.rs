@@ -45,10 +45,10 @@ use node::{Back, Node, Parts};
 use promise::PromiseServer;
 use remanence_coord::takeover::Input;
 pub use remanence_coord::takeover::Role;
-use remanence_kv::format::Geometry;
 use remanence_kv::format::superblock::{FORMAT as STORE, file_options};
+use remanence_kv::format::{Geometry, Superblock, SuperblockError};
 pub use remanence_kv::replica::check::Held;
-use remanence_kv::replica::keeper::{self, LEDGER_LEN, emit_told, parse_order};
+use remanence_kv::replica::keeper::{self, KeeperError, LEDGER_LEN, Unfit, emit_told, parse_order};
 use remanence_kv::replica::{Driver, Keeper, Mirror};
 pub use wire::{MemberStats, Said};
 
@@ -318,6 +318,10 @@ impl Member {
         };
         let image = open("image", options.common.size.unwrap_or(256 << 20), file_options())?;
         if let Some(asked) = options.common.size.filter(|asked| *asked > image.len()) {
+            // One that is shorter than it was made is none that could be told to grow.
+            if let Err(cut @ SuperblockError::CutOff { .. }) = Superblock::read(&image) {
+                return Err(Error::Argument(KeeperError::OtherImage(Unfit::Superblock(cut)).to_string()));
+            }
             return Err(Error::Argument(format!(
                 "the image in {} has {} bytes, and a store on several members does not grow to {asked}: `rem kv dump` it, and \
                  `rem kv load` it into one that is made larger",

@@ -51,7 +51,9 @@ pub(super) struct Seen {
     pub(super) log: LogState,
     name: Uuid,
     next: u64,
-    ledger: Ledger,
+    pub(super) ledger: Ledger,
+    /// Why its image takes no change any more.
+    pub(super) stuck: Option<String>,
 }
 
 fn see(store: &Store<Part>, keeper: &Keeper<Region>) -> Seen {
@@ -60,6 +62,7 @@ fn see(store: &Store<Part>, keeper: &Keeper<Region>) -> Seen {
         name: store.superblock().uuid,
         next: store.tail().sequence,
         ledger: keeper.ledger(),
+        stuck: keeper.failure().map(ToOwned::to_owned),
     }
 }
 
@@ -69,12 +72,19 @@ impl Seen {
         self.log.group == Uuid::default()
     }
 
+    /// It has what a store was kept in, whole or not.
+    pub(super) fn holds(&self) -> bool {
+        !self.is_new() || !self.ledger.is_fresh()
+    }
+
     /// As far as it matters for who takes over; `acks`: how many acknowledge if the store is yet to be made.
     fn own(&self, acks: usize, stalled: Duration, failed: bool) -> Own {
         Own {
             promised: self.log.promised,
             is_new: self.is_new(),
-            has_image: self.ledger.complete && self.ledger.applied >= self.log.head.sequence,
+            holds: self.holds(),
+            has_image: self.ledger.can_follow(&self.log),
+            is_stuck: self.stuck.is_some(),
             acks: if self.is_new() { acks } else { self.log.acks.into() },
             stalled,
             failed,
@@ -150,7 +160,7 @@ pub(super) struct State {
     pub(super) peers: Vec<MemberView>,
     /// Counts what others are to be told at once.
     pub(super) news: u64,
-    seen: Seen,
+    pub(super) seen: Seen,
     /// What was being done with the log when somebody looked, and since when.
     working: Option<(u64, Duration)>,
     /// Why its image does not follow.
@@ -582,7 +592,7 @@ impl Node {
 
     /// What this member says of itself.
     pub(super) fn said(&self) -> MemberStats {
-        let Seen { log: log_state, name: log, next, ledger } = self.seen();
+        let Seen { log: log_state, name: log, next, ledger, .. } = self.seen();
         let state = self.lock();
         let stalled = state.stalled.as_millis() as u64;
         let role = state.takeover.role();
@@ -713,6 +723,14 @@ impl Node {
         state.happens(now, Input::Heard { at, said: statement });
         state.joined |= state.takeover.leader().is_some();
         self.look_for_primary(state, at);
+    }
+
+    /// Whoever asks a member what it is runs, and has no answer yet.
+    pub(super) fn asks(&self, at: usize) {
+        let mut state = self.lock();
+        let now = self.now();
+        state.happens(now, Input::Asks { at });
+        self.stir(state);
     }
 
     /// A member cannot be reached.

@@ -141,6 +141,8 @@ impl MemberStats {
             failed: self.failed,
             has_image: self.complete && self.applied >= self.first,
             belongs: self.group != Uuid::default(),
+            // Whose log alone is gone says nothing of a store, and has an image.
+            holds: self.group != Uuid::default() || self.applied > 0 || !self.complete,
         }
     }
 

@@ -14,7 +14,9 @@ use pollster::block_on;
 use remanence_kv::format::Superblock;
 use remanence_kv::format::superblock::COPIES;
 use remanence_kv::proto::{Expect, Refusal};
-use remanence_kv_live::{AsyncStore, Error, Member, MemberOptions, Pending, PutOptions, Role, Stop, Store};
+use remanence_kv_live::{
+    AsyncStore, Error, Member, MemberOptions, MemberStats, Pending, PutOptions, Role, Stop, Store,
+};
 use remanence_remote::Token;
 use remanence_verbs::Context;
 
@@ -488,6 +490,108 @@ fn an_image_that_cannot_be_read_is_made_anew_or_refused_when_its_member_is_opene
     let cluster = cluster.ended();
     assert_eq!(superblocks(&cluster.dir_of(other)), [true; 2]);
     assert!(place_in_image(&cluster.dir_of(other), b"value").is_some());
+}
+
+/// Three members of a store with a value, which all images have, and which have ended.
+fn ended_with_a_value() -> Cluster {
+    let cluster = Cluster::new(3, calm);
+    cluster.whole();
+    let mut store = cluster.client();
+    put(&mut store, b"key", b"value");
+    store.rest().expect("the write is confirmed");
+    drop(store);
+    let follows = |said: MemberStats| said.applied > 0 && said.applied == said.next;
+    cluster.wait("all images follow", |this| (0..3).all(|n| this.said(n).is_some_and(follows)).then_some(()));
+    cluster.ended()
+}
+
+/// The same, of which the first one has nothing any more; and what that had.
+fn first_is_emptied() -> (Cluster, tempfile::TempDir) {
+    let cluster = ended_with_a_value();
+    let copy = tempfile::tempdir_in("/dev/shm").expect("a directory");
+    for file in ["image", "log", "ledger"] {
+        std::fs::copy(cluster.dir_of(0).join(file), copy.path().join(file)).expect("a copy");
+    }
+    cluster.lose_disk(0);
+    (cluster, copy)
+}
+
+/// Waits until a member says these things of why it does not serve. Nobody leads meanwhile.
+fn says(cluster: &Cluster, n: usize, parts: &[&str]) {
+    cluster.wait("it says what is left to do", |this| {
+        let said = this.said(n)?;
+        assert_eq!(said.role, Role::Waiting, "nobody can lead: {said:?}");
+        parts.iter().all(|part| said.why.contains(part)).then_some(())
+    });
+}
+
+/// A member with an empty directory is nobody's source: others do not wait for it to make theirs anew.
+#[test]
+fn where_images_are_damaged_and_a_directory_is_empty_each_says_what_is_left_to_do() {
+    let (mut cluster, copy) = first_is_emptied();
+    for damaged in [1, 2] {
+        COPIES.iter().for_each(|at| write_image(&cluster.dir_of(damaged), at + 16, &[0xA5; 30]));
+    }
+    (0..3).for_each(|n| cluster.start(n));
+    let [first, second, third] = [0, 1, 2].map(|n| cluster.addrs()[n].to_string());
+    says(&cluster, 0, &["this member is new", "`rem kv salvage IMAGE -o DUMP` of what", &second, &third]);
+    for n in [1, 2] {
+        let salvage = format!("`rem kv salvage {} -o DUMP`", cluster.dir_of(n).join("image").display());
+        says(
+            &cluster,
+            n,
+            &["no member has a whole image", &first, "began with an empty directory", &salvage],
+        );
+    }
+    // What it had is back: the others are made anew from that.
+    cluster.stop(0);
+    cluster.replace_dir(0, copy.path());
+    cluster.start(0);
+    cluster.whole();
+    let found = cluster.client().get(b"key").expect("a GET").expect("it was acknowledged");
+    assert_eq!(found.value, b"value");
+}
+
+/// They look like new ones, and what one with an empty directory had made would have been sent over their images.
+#[test]
+fn no_new_store_is_made_of_members_that_have_lost_their_logs_alone() {
+    let (mut cluster, _copy) = first_is_emptied();
+    for n in [1, 2] {
+        std::fs::remove_file(cluster.dir_of(n).join("log")).expect("it is there");
+    }
+    (0..3).for_each(|n| cluster.start(n));
+    let [second, third] = [1, 2].map(|n| cluster.addrs()[n].to_string());
+    says(&cluster, 0, &["this member is new", "`rem kv salvage IMAGE -o DUMP` of what", &second, &third]);
+    (1..3).for_each(|n| says(&cluster, n, &["no member has a whole image", "`rem kv salvage "]));
+    let cluster = cluster.ended();
+    (1..3).for_each(|n| assert!(place_in_image(&cluster.dir_of(n), b"value").is_some(), "it is there still"));
+}
+
+/// What was cut, or has no bytes, says so, and not that it does not grow.
+#[test]
+fn an_image_that_was_cut_is_refused_with_what_to_do() {
+    let cluster = ended_with_a_value();
+    let path = cluster.dir_of(1).join("image");
+    let cut = |len: u64| {
+        std::fs::File::options()
+            .write(true)
+            .open(&path)
+            .and_then(|file| file.set_len(len))
+            .expect("it is there");
+        let context =
+            Context::open(remanence_verbs::Options::udp(cluster.addrs()[1].ip())).expect("a device");
+        Member::bind(&context, cluster.addrs()[1].port(), cluster.options(1))
+            .expect_err("refused")
+            .to_string()
+    };
+    let refused = cut(common::SIZE / 2);
+    for part in
+        ["its end was cut off", "put the file back that was there", "if another member serves the store"]
+    {
+        assert!(refused.contains(part), "{refused}");
+    }
+    let (refused, says) = (cut(0), format!("{} has no bytes: put back what was there", path.display()));
+    assert!(refused.contains(&says) && refused.contains("if another one serves the store"), "{refused}");
 }
 
 #[test]

@@ -39,8 +39,8 @@ pub const FORMAT: Format = Format {
         head: BLANK,
         note: Some((
             JOURNAL_NOTE,
-            "read what is left with `rem kv salvage FILE -o DUMP`, which goes into a new store by `rem kv load`; the image of a member \
-             is made anew by the others when its directory is taken away",
+            "read what is left with `rem kv salvage FILE -o DUMP`, which goes into a new store by `rem kv load`; a member whose \
+             directory is taken away is made anew if another one serves the store",
         )),
     },
     versions: &[

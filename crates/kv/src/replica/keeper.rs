@@ -16,6 +16,7 @@ use std::ops::Range;
 
 use remanence_codec::printable;
 use remanence_coord::log::Epoch;
+use remanence_coord::log::format::root::State;
 use remanence_coord::log::format::superblock::Uuid;
 use remanence_coord::log::store::{Reader, Store};
 use remanence_coord::log::walk::Local;
@@ -44,8 +45,10 @@ const LEDGER: usize = 32;
 // A root record writes a header of 24 bytes and its payload.
 const _: () = assert!(24 + LEDGER as u64 <= LEDGER_NOTE && LEDGER_NOTE + JOURNAL_NOTE_LEN as u64 <= 4096);
 
-/// What to do where the journal of a member's ledger or log is missing.
-pub const ANEW: &str = "take the directory of this member away: the others make it anew";
+/// What to do where something that a member had is missing. Nobody else is known when it is opened: not whether any of them has an image, nor
+/// whether they are enough without what this one has promised.
+pub const ANEW: &str = "if another member serves the store (`rem kv stats`), take the directory of this member away: that one makes it \
+     anew; if none does, what only this member has would be lost with it";
 /// What tells a ledger from all else. A root record begins with its tag, in either of its slots.
 pub const SIGNATURE: Signature = Signature {
     magic: TAG.to_le_bytes(),
@@ -120,6 +123,19 @@ pub struct Ledger {
 pub type StoreTag = [u8; 6];
 
 impl Ledger {
+    /// Whether its image was anything before: none was sent, and no record applied.
+    #[must_use]
+    pub fn is_fresh(&self) -> bool {
+        self.complete && self.group == Uuid::default() && self.applied == 0
+    }
+
+    /// Whether its image goes on with a log in this state: it is one, that log's or nobody's yet, and has all that the log has no more.
+    #[must_use]
+    pub fn can_follow(&self, log: &State) -> bool {
+        let is_ours = self.is_fresh() || self.group == log.group;
+        self.complete && is_ours && self.applied >= log.head.sequence
+    }
+
     fn emit(&self) -> [u8; LEDGER] {
         let mut bytes = [0; LEDGER];
         bytes[..8].copy_from_slice(&self.applied.to_le_bytes());
@@ -151,8 +167,8 @@ impl Ledger {
 pub enum KeeperError {
     /// Nothing says what it is.
     #[error(
-        "the ledger of this member's image is missing or damaged: remove image, ledger and log, and the member is rebuilt \
-         from the others"
+        "the ledger of this member's image is missing or damaged: put the file back that was there, or {way}",
+        way = ANEW
     )]
     Damaged,
     /// Another release wrote it.
@@ -174,8 +190,9 @@ pub enum KeeperError {
     },
     /// What lies in the image's place is something else.
     #[error(
-        "the image of this member is not its own: {0}; put the file back that was there, or take the directory of this member away: the \
-         others make it anew"
+        "the image of this member is not the one that it had: {0}; put the file back that was there, or {way}; if no member \
+         has a whole image, `rem kv salvage` reads what is left of a damaged one",
+        way = ANEW
     )]
     OtherImage(Unfit),
     /// The medium failed.
@@ -271,6 +288,10 @@ impl<M: Medium> Keeper<M> {
             Self { image, root, ledger, reader: None, portion: PORTION, damage: None, failed: None };
         match this.look() {
             Ok(store) => this.ledger.store = store,
+            // No crash has taken that.
+            Err(cut @ Unfit::Superblock(SuperblockError::CutOff { .. })) => {
+                return Err(KeeperError::OtherImage(cut));
+            }
             Err(_) if this.is_to_be_written(log) => {}
             Err(Unfit::Superblock(SuperblockError::Version(found))) if found > GROWN => {
                 return Err(KeeperError::NewerImage { found });
@@ -344,7 +365,9 @@ impl<M: Medium> Keeper<M> {
     #[must_use]
     pub fn damage(&self) -> Option<String> {
         let damage = self.damage.as_ref()?;
-        Some(format!("its image is damaged ({damage}), and is made anew by the member that serves the store"))
+        Some(format!(
+            "its image is damaged ({damage}), and is made anew when a member with a whole one serves the store"
+        ))
     }
 
     /// About so many bytes of records are read and applied for one order, in place of 4 MiB.
@@ -362,6 +385,12 @@ impl<M: Medium> Keeper<M> {
     #[must_use]
     pub const fn ledger(&self) -> Ledger {
         Ledger { complete: self.ledger.complete && self.damage.is_none(), ..self.ledger }
+    }
+
+    /// Why the image takes no change any more, until its member is opened again: its ledger could not be written.
+    #[must_use]
+    pub fn failure(&self) -> Option<&str> {
+        self.failed.as_deref()
     }
 
     /// Does what the primary of an epoch wants, beside the member's log.
@@ -433,9 +462,7 @@ impl<M: Medium> Keeper<M> {
     fn apply<L: Medium + Clone>(&mut self, log: &mut Store<L>, below: u64) -> Result<ImageReply, String> {
         let status = log.status().map_err(|e| e.to_string())?;
         let group = status.state.group;
-        let fresh = self.ledger.group == Uuid::default() && self.ledger.applied == 0;
-        let ours = fresh || self.ledger.group == group;
-        if !self.ledger().complete || !ours || self.ledger.applied < status.state.head.sequence {
+        if !self.ledger().can_follow(&status.state) {
             return Ok(ImageReply::NeedsImage);
         }
         if below <= self.ledger.applied {

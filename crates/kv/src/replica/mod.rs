@@ -44,4 +44,4 @@ pub use guard::{Claim, Promise, is_current, likely_primary};
 pub use keeper::{ImageReply, Keeper, Order};
 pub use mirror::{Mirror, Ship};
 pub use primary::{LeadError, Primary, Rebuilding, Sizes};
-pub use upkeep::{Returning, Returns, Round, Upkeep};
+pub use upkeep::{Bring, Bringing, Round, Upkeep};

@@ -73,21 +73,21 @@ impl Upkeep {
     }
 }
 
-/// What a primary is to do about members that it does without.
+/// To which members a primary is to connect that it does without.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Returning {
-    /// Connect to all members, to open the log again: some have promised theirs to somebody who did not become the primary.
+enum Returning {
+    /// To all members, to open the log again: some have promised theirs to somebody who did not become the primary.
     All,
-    /// Connect to these, which go on in the same epoch.
+    /// To these, which go on in the same epoch.
     These(Vec<usize>),
-    /// Nothing before then, if nothing happens; `None`: not before something happens.
+    /// To none before then, if nothing happens; `None`: not before something happens.
     Rest(Option<Duration>),
 }
 
 /// To which members that it does without a primary connects, and when. A member that fails again and again does not hold up clients all the
 /// time; one that was started again may do better.
 #[derive(Clone, Debug)]
-pub struct Returns {
+struct Returns {
     shortest: Duration,
     pause: Duration,
     again: Duration,
@@ -97,15 +97,14 @@ pub struct Returns {
 
 impl Returns {
     /// Of a primary that begins now, and may be silent for so long.
-    #[must_use]
-    pub fn new(now: Duration, notice: Duration, takeover: &Takeover) -> Self {
+    fn new(now: Duration, notice: Duration, takeover: &Takeover) -> Self {
         let shortest = (notice / 2).min(PAUSE_MAX);
         Self { shortest, pause: shortest, again: now, lives: takeover.lives(now) }
     }
 
     /// What is to be done now, by the primary of that epoch; `lost`: the members that it does without; `under_way`: those that it connects to
     /// already.
-    pub fn turn(
+    fn turn(
         &mut self,
         now: Duration,
         takeover: &Takeover,
@@ -171,8 +170,7 @@ impl<C> Round<C> {
 
     /// Whether the log can be [opened again](Takeover::can_open) by whoever leads, with those that there is a connection to. If it cannot, to
     /// begin with that would end a primary that is needed.
-    #[must_use]
-    pub fn is_worth_it(&self, takeover: &Takeover) -> bool {
+    fn is_worth_it(&self, takeover: &Takeover) -> bool {
         takeover.can_open(|at| matches!(self.made[at], Some(Ok(_))))
     }
 
@@ -182,6 +180,76 @@ impl<C> Round<C> {
         let late = || Err(ConnectionLost("connecting to it takes its time".into()));
         let made = self.made.into_iter().map(|made| made.unwrap_or_else(late));
         names.iter().cloned().zip(made).collect()
+    }
+}
+
+/// What a primary does next about members that it does without.
+#[derive(Debug)]
+pub enum Bring<C> {
+    /// Connect to these; [`made`](Bringing::made) is told what comes of it.
+    Connect(Vec<usize>),
+    /// Open the log again, with these connections.
+    Open(Round<C>),
+    /// Drop these connections: they were made to open the log again, which is not wanted any more, or cannot be done with them.
+    Leave(Round<C>),
+    /// Nothing before then, if nothing happens; `None`: not before something happens.
+    Rest(Option<Duration>),
+}
+
+/// The connections that a primary makes to members that it does without: to those that are there again and go on in the same epoch, and to all
+/// members where the log is to be opened again. Nothing else begins while one of these rounds is under way, and whatever comes belongs to it.
+#[derive(Debug)]
+pub struct Bringing<C> {
+    notice: Duration,
+    returns: Returns,
+    round: Option<Round<C>>,
+}
+
+impl<C> Bringing<C> {
+    /// Of a primary that begins now, and may be silent for so long.
+    #[must_use]
+    pub fn new(now: Duration, notice: Duration, takeover: &Takeover) -> Self {
+        Self { notice, returns: Returns::new(now, notice, takeover), round: None }
+    }
+
+    /// That came of connecting to a member, perhaps later than was waited for. A connection that is returned is for that member alone, in the
+    /// same epoch.
+    pub fn made(&mut self, now: Duration, at: usize, made: Result<C, ConnectionLost>) -> Option<C> {
+        match &mut self.round {
+            Some(round) => {
+                round.take(now, at, made);
+                None
+            }
+            None => made.ok(),
+        }
+    }
+
+    /// What is to be done now, by the primary of that epoch; `lost`: the members that it does without; `under_way`: those that it connects to
+    /// already. To be asked again when something has come, and when connections were taken or left.
+    pub fn turn(
+        &mut self,
+        now: Duration,
+        takeover: &Takeover,
+        epoch: Epoch,
+        lost: &[usize],
+        under_way: impl Fn(usize) -> bool,
+    ) -> Bring<C> {
+        if let Some(round) = self.round.take_if(|round| round.end().is_some_and(|end| end <= now)) {
+            // Connecting takes its time: somebody may have become the primary meanwhile.
+            let is_wanted = takeover.has_promised_away(epoch, now) && round.is_worth_it(takeover);
+            return if is_wanted { Bring::Open(round) } else { Bring::Leave(round) };
+        }
+        if let Some(round) = &self.round {
+            return Bring::Rest(round.end());
+        }
+        match self.returns.turn(now, takeover, epoch, lost, &under_way) {
+            Returning::Rest(at) => Bring::Rest(at),
+            Returning::These(wanted) => Bring::Connect(wanted),
+            Returning::All => {
+                self.round = Some(Round::new(takeover, self.notice));
+                Bring::Connect((0..takeover.members()).filter(|at| !under_way(*at)).collect())
+            }
+        }
     }
 }
 
@@ -227,7 +295,9 @@ mod tests {
         let own = Own {
             promised: EPOCH,
             is_new: false,
+            holds: true,
             has_image: true,
+            is_stuck: false,
             acks: 2,
             stalled: Duration::ZERO,
             failed: false,
@@ -251,6 +321,7 @@ mod tests {
             failed: false,
             has_image: true,
             belongs: true,
+            holds: true,
         })
     }
 
@@ -283,6 +354,52 @@ mod tests {
         };
         assert_eq!(turn(Role::Waiting, &[2]), Returning::All);
         assert_eq!(turn(Role::Primary, &[1, 2]), Returning::Rest(None), "there is a later primary");
+    }
+
+    /// What a member says that has promised its log to somebody who did not become the primary.
+    const AWAY: Option<Statement> = says(Role::Waiting, Epoch::new(6, 3), 7);
+
+    #[test]
+    fn what_comes_while_the_log_is_to_be_opened_again_is_for_that_and_nothing_else_begins() {
+        let (at, follows) = (ms(1000), says(Role::Follower, EPOCH, 8));
+        let takeover = |now| members(now, [AWAY, follows]);
+        let mut bringing = Bringing::new(at, ms(200), &takeover(at));
+        assert_eq!(bringing.made(at, 2, Ok("late")), Some("late"), "it is for that one alone");
+        let turn = |bringing: &mut Bringing<&'static str>, now| {
+            bringing.turn(now, &takeover(now), EPOCH, &[1], |at| at == 2)
+        };
+        let Bring::Connect(to) = turn(&mut bringing, at) else { panic!("one has promised its log away") };
+        assert_eq!(to, [0, 1], "it connects to the third already");
+        assert!(matches!(turn(&mut bringing, at), Bring::Rest(None)), "nothing has come of it");
+        assert_eq!(bringing.made(at, 0, Ok("own")), None);
+        assert_eq!(bringing.made(at + ms(1), 1, Ok("away")), None);
+        let ends = at + ms(201);
+        assert!(matches!(turn(&mut bringing, at + ms(1)), Bring::Rest(Some(end)) if end == ends));
+        let Bring::Open(round) = turn(&mut bringing, ends) else { panic!("enough are there") };
+        let made =
+            round.connections(&["a", "b", "c"].map(String::from)).into_iter().map(|(_, made)| made.ok());
+        assert_eq!(made.collect::<Vec<_>>(), [Some("own"), Some("away"), None]);
+        assert_eq!(bringing.made(ends, 2, Ok("later")), Some("later"), "it came too late for that");
+    }
+
+    #[test]
+    fn connections_for_a_log_that_is_not_to_be_opened_again_are_given_back() {
+        let at = ms(1000);
+        let later = says(Role::Primary, Epoch::new(7, 3), 8);
+        for (third, second) in [(later, true), (says(Role::Follower, EPOCH, 8), false)] {
+            let takeover = members(at, [AWAY, says(Role::Follower, EPOCH, 8)]);
+            let mut bringing = Bringing::new(at, ms(200), &takeover);
+            let begun = bringing.turn(at, &takeover, EPOCH, &[1], |_| false);
+            assert!(matches!(begun, Bring::Connect(to) if to == [0, 1, 2]));
+            for (n, is_made) in [true, second, false].into_iter().enumerate() {
+                let made = if is_made { Ok(()) } else { Err(ConnectionLost("it is away".into())) };
+                assert!(bringing.made(at, n, made).is_none());
+            }
+            // There is a later primary by now; or too few of them were there.
+            let takeover = members(at, [AWAY, third]);
+            let turn = bringing.turn(at, &takeover, EPOCH, &[1], |_| false);
+            assert!(matches!(turn, Bring::Leave(_)), "{turn:?}");
+        }
     }
 
     #[test]

@@ -8,8 +8,8 @@ use remanence_coord::log::format::superblock::Uuid;
 use remanence_coord::log::{
     Epoch, Geometry as LogGeometry, Make, Mode as LogMode, Status, Store as Log, Writer,
 };
-use remanence_kv::format::Superblock;
 use remanence_kv::format::superblock::{COPIES, FORMAT, SUPERBLOCK_LEN};
+use remanence_kv::format::{Superblock, SuperblockError};
 use remanence_kv::replica::change::Changes;
 use remanence_kv::replica::keeper::{KeeperError, LEDGER_LEN, Unfit};
 use remanence_kv::replica::{ImageReply, Keeper, Order};
@@ -170,6 +170,19 @@ fn what_is_no_image_of_this_member_is_refused_with_what_it_is() {
     assert_eq!(refused(&both).0, Unfit::Another);
 }
 
+/// No crash makes a file shorter, also where its log has more to be applied that says what the image is.
+#[test]
+fn an_image_that_was_cut_is_refused() {
+    let steps = steps();
+    for applied in [steps.len() as u64, steps.len() as u64 - 1] {
+        let mut member = Member::new(&steps, applied);
+        let half = member.image.bytes()[..SMALL.size as usize / 2].to_vec();
+        member.image = Arc::new(CrashImage::from_bytes(half, PersistenceDomain::Adr));
+        let Err(KeeperError::OtherImage(unfit)) = member.open() else { panic!("{applied}: it was cut") };
+        assert!(matches!(unfit, Unfit::Superblock(SuperblockError::CutOff { .. })), "{applied}: {unfit}");
+    }
+}
+
 /// Of each record that is being applied a crash leaves any part: here its first words, or its last ones.
 #[test]
 fn no_crash_while_a_store_is_made_or_its_superblock_is_replaced_is_taken_for_damage() {
@@ -249,6 +262,8 @@ fn an_image_whose_ledger_could_not_be_written_stays_as_it_is_until_its_member_is
     member.ledger.fail_after_psyncs(0);
     let mut obey = |order: &Order| keeper.obey(&mut member.log, EPOCH, order);
     assert!(matches!(obey(&Order::Apply { below }), ImageReply::Refused(_)));
+    assert!(keeper.failure().is_some(), "it is not to lead");
+    let mut obey = |order: &Order| keeper.obey(&mut member.log, EPOCH, order);
     // Where the next record writes.
     member.image.write(12288, &[9; 100]);
     let block = Order::Block { at: 12288, bytes: vec![1; 8], len: 8 };

@@ -192,7 +192,9 @@ fn own(store: &Store<Disk>, keeper: &Keeper<Disk>, acks: usize, stalled: Duratio
     Own {
         promised: state.promised,
         is_new: is_new(store),
-        has_image: ledger.complete && ledger.applied >= state.head.sequence,
+        holds: !is_new(store) || !ledger.is_fresh(),
+        has_image: ledger.can_follow(state),
+        is_stuck: keeper.failure().is_some(),
         acks: if is_new(store) { acks } else { state.acks.into() },
         stalled,
         failed,
@@ -310,6 +312,7 @@ impl Body {
             failed: self.own.failed,
             has_image: ledger.complete && ledger.applied >= state.head.sequence,
             belongs: !self.is_new(),
+            holds: !self.is_new() || !ledger.is_fresh(),
         };
         Said { statement, acks: state.acks.into(), serves: self.serves }
     }

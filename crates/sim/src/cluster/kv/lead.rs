@@ -10,8 +10,9 @@ use remanence_kv::format::superblock::FORMAT as STORE_FORMAT;
 use remanence_kv::format::{Superblock, SuperblockError};
 use remanence_kv::proto::Refusal;
 use remanence_kv::replica::check::{Check, Images, Scrub, put_right};
+use remanence_kv::replica::driver::Connections;
 use remanence_kv::replica::primary::Options as GroupOptions;
-use remanence_kv::replica::{Driver, LeadError, Mirror, Returning, Returns, Round, Sizes, upkeep};
+use remanence_kv::replica::{Bring, Bringing, Driver, LeadError, Mirror, Round, Sizes, upkeep};
 use remanence_kv::server::{ClientId, Event, Finding, Server, Turns, Where, format};
 use remanence_kv::{Geometry, Options, Reply, Request};
 use remanence_pmem::{Medium as _, PersistenceDomain};
@@ -68,14 +69,21 @@ pub(super) fn lead(world: &World, attempt: Attempt) -> Result<(), String> {
         .acks(is_new.then_some(acks as u16))
         .depth(attempt.depth)
         .grace(notice);
-    let mut bringing = Bringing::default();
-    bringing.begins_all(world);
-    let round = loop {
-        if let Some(round) = bringing.takes(World::now()).round {
-            break round;
-        }
-        world.wait(bringing.rests(World::now()));
+    let (mut round, members) = {
+        let body = world.body.lock();
+        (Round::new(&body.takeover, notice), (0..body.names.len()).collect::<Vec<_>>())
     };
+    let mut under_way = UnderWay::default();
+    under_way.begin(world, &members);
+    loop {
+        let now = World::now();
+        under_way.over().into_iter().for_each(|(at, _, made)| round.take(now, at, made));
+        let left = round.end().map_or(Duration::MAX, |end| end.saturating_sub(now));
+        if left.is_zero() {
+            break;
+        }
+        world.wait(left.min(under_way.rests()));
+    }
     let connections = round.connections(&world.body.lock().names);
     World::is_awake();
     let record_max = world.body.lock().store.superblock().geometry.payload_max() as usize;
@@ -152,7 +160,7 @@ pub(super) fn lead(world: &World, attempt: Attempt) -> Result<(), String> {
     }
     world.does(Command::Count(|work, by| work.led += by, 1));
     let now = World::now();
-    let returns = Returns::new(now, notice, &world.body.lock().takeover);
+    let bringing = Bringing::new(now, notice, &world.body.lock().takeover);
     let mut serving = Serving {
         world,
         core,
@@ -162,8 +170,8 @@ pub(super) fn lead(world: &World, attempt: Attempt) -> Result<(), String> {
             present: (0, 0),
             images: upkeep::Upkeep::new(now),
             trimmed: 0,
+            under_way,
             bringing,
-            returns,
             returns_at: None,
             look: attempt.check,
             looks_until: None,
@@ -194,58 +202,27 @@ struct Serving<'a> {
     turns: Turns,
 }
 
-/// Connections that are made to members: to all of them for a log that is opened, to those that are there again, and to those that were late.
+/// Connections to members that are being made.
 #[derive(Default)]
-struct Bringing {
-    round: Option<Round<Connection>>,
-    connecting: Vec<Connecting>,
-}
+struct UnderWay(Vec<Connecting>);
 
-/// What came of them.
-struct Brought {
-    round: Option<Round<Connection>>,
-    /// Those that were not for a round.
-    some: Vec<(String, Connection)>,
-}
-
-impl Bringing {
-    fn begins_all(&mut self, world: &World) {
-        let members = {
-            let body = world.body.lock();
-            self.round = Some(Round::new(&body.takeover, body.notice));
-            body.names.len()
-        };
-        let missing = (0..members).filter(|at| !self.is_to(*at)).collect::<Vec<_>>();
-        self.connecting.extend(world.begin_connections(&missing));
+impl UnderWay {
+    fn begin(&mut self, world: &World, members: &[usize]) {
+        self.0.extend(world.begin_connections(members));
     }
 
     fn is_to(&self, at: usize) -> bool {
-        self.connecting.iter().any(|one| one.at() == at)
+        self.0.iter().any(|one| one.at() == at)
     }
 
-    /// Takes what has come by now. The round is over if it is there.
-    fn takes(&mut self, now: Duration) -> Brought {
-        let over = self.connecting.extract_if(.., Connecting::is_over).collect::<Vec<_>>();
-        let mut some = Vec::new();
-        for one in over {
-            let (at, name, made) = one.made();
-            match (&mut self.round, made) {
-                (Some(round), made) => round.take(now, at, made),
-                (None, Ok(connection)) => some.push((name, connection)),
-                (None, Err(_)) => {}
-            }
-        }
-        let round = self.round.take_if(|round| round.end().is_some_and(|end| end <= now));
-        Brought { round, some }
+    /// Of which it is known by now what came of them.
+    fn over(&mut self) -> Vec<(usize, String, Result<Connection, ConnectionLost>)> {
+        self.0.extract_if(.., Connecting::is_over).map(Connecting::made).collect()
     }
 
     /// How long nothing is due. That a member is silent to which it connects is no event.
-    fn rests(&self, now: Duration) -> Duration {
-        let end = self.round.as_ref().and_then(Round::end).map(|end| end.saturating_sub(now));
-        end.into_iter()
-            .chain((!self.connecting.is_empty()).then_some(CONNECTING))
-            .min()
-            .unwrap_or(Duration::MAX)
+    fn rests(&self) -> Duration {
+        if self.0.is_empty() { Duration::MAX } else { CONNECTING }
     }
 }
 
@@ -256,8 +233,8 @@ struct Upkeep {
     present: (usize, usize),
     images: upkeep::Upkeep,
     trimmed: u64,
-    bringing: Bringing,
-    returns: Returns,
+    under_way: UnderWay,
+    bringing: Bringing<Connection>,
     /// When it connects again, if nothing is heard before.
     returns_at: Option<Duration>,
     /// How long it looks at its image before it sends it at least, until when it does, and how far it has come.
@@ -406,7 +383,7 @@ impl Serving<'_> {
     /// How long there is nothing to do for those that do not.
     fn returns(&self, now: Duration) -> Duration {
         let again = self.upkeep.returns_at.map_or(Duration::MAX, |at| at.saturating_sub(now));
-        again.min(self.upkeep.bringing.rests(now))
+        again.min(self.upkeep.under_way.rests())
     }
 
     /// Whether there is anything to look at.
@@ -535,45 +512,46 @@ impl Serving<'_> {
 
     /// Connects to members that are there again, and takes them in.
     fn bring_back(&mut self, now: Duration) -> Result<(), LeadError> {
-        let brought = self.upkeep.bringing.takes(now);
-        self.take_in(now, brought)?;
-        let Upkeep { bringing, returns, returns_at, .. } = &mut self.upkeep;
-        *returns_at = None;
-        if bringing.round.is_some() {
-            return Ok(());
+        let Upkeep { under_way, bringing, .. } = &mut self.upkeep;
+        let mut some = Vec::new();
+        for (at, name, made) in under_way.over() {
+            some.extend(bringing.made(now, at, made).map(|connection| (name, connection)));
         }
-        let turn = {
-            let body = self.world.body.lock();
-            returns.turn(now, &body.takeover, body.epoch, &body.lost, |at| bringing.is_to(at))
-        };
-        match turn {
-            Returning::Rest(at) => *returns_at = at,
-            Returning::These(wanted) => bringing.connecting.extend(self.world.begin_connections(&wanted)),
-            Returning::All => bringing.begins_all(self.world),
+        if !some.is_empty() {
+            self.take_in(now, None, some)?;
         }
-        Ok(())
+        loop {
+            let Upkeep { under_way, bringing, returns_at, .. } = &mut self.upkeep;
+            let turn = {
+                let body = self.world.body.lock();
+                bringing.turn(now, &body.takeover, body.epoch, &body.lost, |at| under_way.is_to(at))
+            };
+            *returns_at = None;
+            match turn {
+                Bring::Rest(at) => {
+                    *returns_at = at;
+                    return Ok(());
+                }
+                Bring::Connect(wanted) => {
+                    under_way.begin(self.world, &wanted);
+                    return Ok(());
+                }
+                Bring::Open(round) => {
+                    let names = self.world.body.lock().names.clone();
+                    self.take_in(now, Some(round.connections(&names)), Vec::new())?;
+                }
+                // Whoever drops connections says so in there.
+                Bring::Leave(round) => drop(round),
+            }
+        }
     }
 
-    /// What these connections are for if they are to all members; none if they are not needed any more.
-    fn still_wanted(
-        &self,
-        round: Round<Connection>,
-    ) -> Option<Vec<(String, Result<Connection, ConnectionLost>)>> {
-        let body = self.world.body.lock();
-        // Connecting takes its time: somebody may have become the primary meanwhile.
-        let is_wanted =
-            body.takeover.has_promised_away(body.epoch, body.now) && round.is_worth_it(&body.takeover);
-        let names = body.names.clone();
-        // Whoever drops connections says so in there.
-        drop(body);
-        is_wanted.then(|| round.connections(&names))
-    }
-
-    fn take_in(&mut self, now: Duration, brought: Brought) -> Result<(), LeadError> {
-        let all = brought.round.and_then(|round| self.still_wanted(round));
-        if all.is_none() && brought.some.is_empty() {
-            return Ok(());
-        }
+    fn take_in(
+        &mut self,
+        now: Duration,
+        all: Option<Connections<Connection>>,
+        some: Vec<(String, Connection)>,
+    ) -> Result<(), LeadError> {
         let promised = self.world.body.lock().store.state().promised;
         let (mut reconnected, is_opened) = (0, all.is_some());
         let epoch = self.ships.with_ship(|primary| {
@@ -583,7 +561,7 @@ impl Serving<'_> {
             if let Some(connections) = all {
                 primary.reopen(connections)?;
             }
-            for (name, connection) in brought.some {
+            for (name, connection) in some {
                 // Whoever has been taken in meanwhile stays.
                 if primary.lost().iter().any(|(lost, _)| *lost == name) {
                     primary.reconnect(&name, Ok(connection))?;

@@ -492,6 +492,9 @@ impl Member {
         if host.disk(LOG_DISK).has_failed() {
             host.core().wrong("tries to lead, and its log's medium has failed".into());
         }
+        if self.body.lock().keeper.failure().is_some() {
+            host.core().wrong("tries to lead, and its ledger could not be written".into());
+        }
         let who = host.node();
         host.oracle().deeds.push((who, Deed::Tries));
         host.moment(Moment::Try, None);

@@ -47,8 +47,8 @@ pub(super) struct Said {
 
 impl Said {
     pub(super) fn emit(&self) -> Vec<u8> {
-        let Statement { role, epoch, life, stalled, failed, has_image, belongs } = self.statement;
-        let flags = [has_image, belongs, self.serves, failed];
+        let Statement { role, epoch, life, stalled, failed, has_image, belongs, holds } = self.statement;
+        let flags = [has_image, belongs, self.serves, failed, holds];
         let flags = (0..).zip(flags).fold(0, |all, (bit, flag)| all | u64::from(flag) << bit);
         let words = [role as u64, epoch.0, life, stalled.as_nanos() as u64, flags, self.acks];
         words.into_iter().flat_map(u64::to_le_bytes).collect()
@@ -69,8 +69,8 @@ impl Said {
         let (epoch, life, stalled) = (Epoch(word()), word(), Duration::from_nanos(word()));
         let (flags, acks) = (word(), word());
         let flag = |bit: u32| flags & 1 << bit != 0;
-        let (has_image, belongs, failed) = (flag(0), flag(1), flag(3));
-        let statement = Statement { role, epoch, life, stalled, failed, has_image, belongs };
+        let (has_image, belongs, failed, holds) = (flag(0), flag(1), flag(3), flag(4));
+        let statement = Statement { role, epoch, life, stalled, failed, has_image, belongs, holds };
         Self { statement, acks, serves: flag(2) }
     }
 }
@@ -82,7 +82,7 @@ mod tests {
     #[test]
     fn what_a_member_says_comes_through() {
         for role in [Role::Waiting, Role::Follower, Role::TakingOver, Role::Primary] {
-            for bits in 0..16 {
+            for bits in 0..32 {
                 let statement = Statement {
                     role,
                     epoch: Epoch::new(7, 9),
@@ -91,6 +91,7 @@ mod tests {
                     failed: bits & 8 != 0,
                     has_image: bits & 1 != 0,
                     belongs: bits & 2 != 0,
+                    holds: bits & 16 != 0,
                 };
                 let said = Said { statement, acks: 2, serves: bits & 4 != 0 };
                 assert_eq!(Said::parse(&said.emit()), said);
