@@ -128,12 +128,24 @@ impl Worker {
             std::thread::sleep(Duration::from_millis(2));
         }
         for mount in mounts_below(directories) {
-            let _ = Command::new("umount").arg("--lazy").arg(mount).stderr(Stdio::null()).status();
+            let _ = tool("umount").arg("--lazy").arg(mount).stderr(Stdio::null()).status();
         }
         netns::remove_those_of(self.child.id());
         directories.iter().for_each(|directory| remove_shared_memory_of(&directory.join(STARTED)));
-        Ok(())
+        let left: Vec<String> =
+            mounts_below(directories).iter().map(|mount| mount.display().to_string()).collect();
+        if left.is_empty() { Ok(()) } else { Err(format!("mounts of the bench are left: {}", left.join(", "))) }
     }
+}
+
+/// A program of the system's that cleans up. It is in a process group of its own: who presses Ctrl-C again, because a bench takes a moment to
+/// end, would end the program in the middle of it otherwise, and what it takes away would stay.
+pub(crate) fn tool(program: &str) -> Command {
+    use std::os::unix::process::CommandExt as _;
+
+    let mut command = Command::new(program);
+    command.process_group(0).stdin(Stdio::null());
+    command
 }
 
 /// Children of this process that it has not reaped, after it has reaped those that ended; `None` where there are no children.
@@ -217,5 +229,23 @@ impl Drop for Server {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A terminal sends SIGINT to each process of the group in its foreground.
+    #[test]
+    fn what_cleans_up_is_not_interrupted_with_who_waits_for_it() {
+        let group = "read -r line < /proc/self/stat; set -- ${line##*) }; echo $3";
+        let said = tool("sh").args(["-c", group]).output().expect("a shell");
+        let said: i32 = String::from_utf8_lossy(&said.stdout).trim().parse().expect("a number");
+        assert_ne!(said, rustix::process::getpgrp().as_raw_pid());
+        // The same of who does not take care.
+        let said = Command::new("sh").args(["-c", group]).output().expect("a shell");
+        let said: i32 = String::from_utf8_lossy(&said.stdout).trim().parse().expect("a number");
+        assert_eq!(said, rustix::process::getpgrp().as_raw_pid());
     }
 }
