@@ -97,9 +97,6 @@ fn write(file: &Path, text: &str) -> Result<(), Fail> {
 fn before(bench: &Bench) -> Result<(), Fail> {
     standard::output_is_there()?;
     let common = bench.common();
-    if common.plot.is_some() && !bench.has_figure() {
-        return Err(Fail::new("this bench has no figure: what it finds is in its table and in --json"));
-    }
     let files = common.json.iter().filter(|file| file.as_os_str() != "-").chain(&common.plot);
     for file in files {
         whole::check(file).context(|| format!("{} cannot be written", file.display()))?;
@@ -108,7 +105,9 @@ fn before(bench: &Bench) -> Result<(), Fail> {
         && same(json, plot)
     {
         let file = json.display();
-        return Err(Fail::new(format!("--json and --plot are both {file}: one would take the other's place")));
+        return Err(Fail::new(format!(
+            "--json and --plot are both {file}: one would take the other's place"
+        )));
     }
     if let Some(file) = &common.compare {
         std::fs::File::open(file).context(|| format!("{} cannot be read", file.display()))?;
