@@ -195,7 +195,6 @@ impl Comparison {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::effort::Effort;
     use crate::machine::State;
     use crate::samples::{Key, Metric, Samples};
 
@@ -215,7 +214,9 @@ mod tests {
                 samples.add(&key(series), State::Near, State::Near, [value; 10]);
             }
         }
-        Report::new("transport", Effort::Full, serde_json::json!({}), &samples, Vec::new(), Vec::new())
+        let (bars, claims) = (|_: &Samples| Vec::new(), |_: &Samples| Vec::new());
+        Report::new("transport", serde_json::json!({}), &samples, bars, claims, Vec::new())
+            .expect("it has rows")
     }
 
     #[test]

@@ -5,8 +5,10 @@
 //! system, on a loop device, is frozen), its link goes down (each member has a network namespace of its own then, on a cable to a bridge
 //! where the client is). What is measured is the time from the fault to the first write that is acknowledged
 //! after it; of what was under way when the fault came the client is told that nobody knows, which counts as no write. Each takeover is a
-//! burst, of members that were started for it; a block has one of each fault in random order, and that of a primary that is killed twice.
+//! burst, of members that were started for it; a block has one of each fault in random order, and that of a primary that is killed twice. The
+//! figure is the time line of one of each: what is written around the fault, and how long it takes.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -19,11 +21,12 @@ use remanence_kv_live::{ConnectOptions, Error, MemberStats, PutOptions, Role as 
 use remanence_verbs::Context;
 use serde::{Deserialize, Serialize};
 
-use crate::effort::Effort;
+use crate::effort;
 use crate::machine::State;
 use crate::netns::{self, Star};
+use crate::plot::{self, Axis, Panel};
 use crate::programs::{Fate, Programs, Spec, Started, Stopped, run_tool, signal};
-use crate::report::{Bar, Report, Sense};
+use crate::report::{Bar, Kind, Report, Row, Sense};
 use crate::role::{self, Counters, Lost, Pair, Place, Ran, Role};
 use crate::samples::{Key, Metric, Samples};
 
@@ -35,18 +38,23 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const DISK: &str = "2G";
 /// A fault that could not be measured so often is left out from then on.
 const TRIES: usize = 3;
+/// Writes before the fault, and after it, that a takeover waits for.
+const WRITES: usize = 150;
+/// Milliseconds: of a slice of the time line, and of what it has before the fault and behind the first write after it.
+const SLICE: u64 = 10;
+const AROUND: u64 = 200;
+/// Milliseconds of a time line at most.
+const DRAWN: u64 = 10_000;
 
 /// How the bench is run.
 #[derive(Clone, Debug)]
 pub struct Options {
+    /// As any bench.
+    pub common: effort::Options,
     /// The program that serves: this one, or another release.
     pub program: PathBuf,
-    /// The program that is started with the arguments `bench-agent ROLE`.
-    pub roles: PathBuf,
     /// Where members keep what they have: a directory, which is used and left empty.
     pub directory: PathBuf,
-    /// How much is measured.
-    pub effort: Effort,
     /// Takeovers by each fault; by the effort if nothing is said.
     pub rounds: Option<u64>,
     /// Further arguments of each member.
@@ -75,8 +83,11 @@ impl Fault {
     }
 
     fn key(self) -> Key {
-        let series = format!("{MEMBERS} members");
-        Key { op: self.name().to_owned(), x: 0, series, metric: Metric::Unavailability }
+        Key { op: self.name().to_owned(), x: 0, series: series(), metric: Metric::Unavailability }
+    }
+
+    fn over_time(self) -> String {
+        format!("primary {}, over time", self.name())
     }
 
     /// What is asked, in milliseconds.
@@ -88,78 +99,150 @@ impl Fault {
     }
 }
 
+fn series() -> String {
+    format!("{MEMBERS} members")
+}
+
 /// A fault, and what became of it so far.
 struct Tried {
     fault: Fault,
-    worst: Option<f64>,
+    takeovers: Vec<Found>,
     failed: usize,
 }
 
 /// Runs it. `progress` is told each step, as (done, of, what).
 ///
 /// # Errors
-/// One sentence: it was stopped.
+/// One sentence: no takeover was measured.
 pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Result<Report, String> {
-    let rounds = options.rounds.unwrap_or(options.effort.pick(1, 6, 10));
-    let (mut samples, mut lost) = (Samples::default(), Lost::default());
+    let effort::Options { effort, only, .. } = &options.common;
+    let rounds = options.rounds.unwrap_or(effort.pick(1, 6, 10));
+    let (mut samples, mut lost) = (Samples::new(*effort, only), Lost::default());
     samples.control(&Fault::Kill.key());
-    let mut faults = Fault::ALL.map(|fault| Tried { fault, worst: None, failed: 0 });
-    // The first one twice.
-    let cells: Vec<(usize, bool)> = (0..faults.len()).map(|n| (n, false)).chain([(0, true)]).collect();
-    let total = rounds * cells.len() as u64;
-    let mut round = 0;
-    while options
-        .effort
-        .another(round, rounds, || bars(&samples, faults.iter().filter(|one| one.failed < TRIES)))
-    {
-        samples.block(round);
-        for (n, cell) in samples.order(cells.len()).into_iter().enumerate() {
-            let (number, again) = cells[cell];
-            let one = &mut faults[number];
-            let key = if again { one.fault.key().again() } else { one.fault.key() };
-            samples.expect(&key);
-            progress(round * cells.len() as u64 + n as u64, total, one.fault.name());
-            if one.failed >= TRIES {
+    let mut faults = Fault::ALL.map(|fault| Tried { fault, takeovers: Vec::new(), failed: 0 });
+    let total = rounds * faults.len() as u64;
+    while samples.another(rounds, bars)? {
+        for n in samples.order(faults.len()) {
+            let Tried { fault, takeovers, failed } = &mut faults[n];
+            progress(samples.step(), total, fault.name());
+            if *failed >= TRIES {
                 continue;
             }
-            let measured = takeover(options, one.fault);
-            match measured {
-                Ok(ran) => {
-                    one.worst = ran.values.iter().copied().chain(one.worst).reduce(f64::max);
-                    // What a takeover waits for has nothing to do with how far apart two cores are.
-                    samples.add_measured(&key, State::Any, State::Any, (ran, 0));
-                }
-                Err(Failed::Skip(why)) => {
-                    one.failed = TRIES;
-                    lost.add(one.fault.name(), why);
-                }
-                Err(Failed::Broken(why)) => {
-                    one.failed += 1;
-                    lost.add(one.fault.name(), why);
-                }
-            }
+            // What a takeover waits for has nothing to do with how far apart two cores are.
+            let measured = samples.burst_in(
+                || State::Any,
+                &fault.key(),
+                || match takeover(options, *fault) {
+                    Ok(ran) => {
+                        takeovers.push(ran.values.clone());
+                        Ok((ran.map(|found| vec![found.gap_ms]), 0_u64))
+                    }
+                    Err(Failed::Skip(why)) => {
+                        *failed = TRIES;
+                        Err(why)
+                    }
+                    Err(Failed::Broken(why)) => {
+                        *failed += 1;
+                        Err(why)
+                    }
+                },
+            );
+            measured.unwrap_or_else(|why| lost.add(fault.name(), why));
         }
-        round += 1;
+    }
+    let mut gaps = serde_json::Map::new();
+    for Tried { fault, takeovers, .. } in &mut faults {
+        takeovers.sort_by(|a, b| a.gap_ms.total_cmp(&b.gap_ms));
+        let Some(typical) = takeovers.get(takeovers.len() / 2) else { continue };
+        let rows = timeline(*fault, typical);
+        rows.iter().for_each(|row| samples.stands_for(&fault.key(), &Key::of(row)));
+        samples.singles(rows);
+        gaps.insert(fault.over_time(), typical.gap_ms.into());
     }
     let params = serde_json::json!({
-        "members": MEMBERS, "rounds": round, "arguments": options.more, "pinned": role::pinned(),
+        "members": MEMBERS, "rounds": samples.blocks(), "arguments": options.more, "pinned": role::pinned(),
         "unavailability": "from the fault to the first write that is acknowledged after it",
+        "over time": "of each fault the takeover in the middle, by milliseconds without a write; the fault comes at 200 ms; one client, which writes \
+                      1 ms after it is answered",
+        "without a write, ms": gaps,
+        "x": Fault::ALL.map(|fault| (fault.over_time(), "ms")).into_iter().collect::<BTreeMap<_, _>>(),
     });
-    let bars = bars(&samples, &faults);
-    Ok(Report::new("failover", options.effort, params, &samples, bars, lost.lines()))
+    Report::new("failover", params, &samples, bars, |_| Vec::new(), lost.lines())
 }
 
 /// What is asked of the mean, and of the longest one that there was.
-fn bars<'a>(samples: &Samples, faults: impl IntoIterator<Item = &'a Tried>) -> Vec<Bar> {
-    let both = |one: &Tried| {
-        let name = format!("without a write: primary {}, ms", one.fault.name());
-        let limit = one.fault.limit();
+fn bars(samples: &Samples) -> Vec<Bar> {
+    let both = |fault: Fault| {
+        let name = format!("without a write: primary {}, ms", fault.name());
+        let (key, limit) = (fault.key(), fault.limit());
+        let longest = samples.most(&key).into_iter().chain(samples.most(&key.again())).reduce(f64::max);
         [
-            Bar::new(&name[..], samples.level(&one.fault.key()), Sense::AtMost, limit),
-            Bar::new(format!("{name}: the longest"), one.worst, Sense::AtMost, limit),
+            Bar::new(&name[..], samples.level(&key), Sense::AtMost, limit),
+            Bar::new(format!("{name}: the longest"), longest, Sense::AtMost, limit),
         ]
     };
-    faults.into_iter().flat_map(both).collect()
+    Fault::ALL.into_iter().flat_map(both).collect()
+}
+
+/// Writes in each slice of time, and the longest of them, where there is one. What was before the first write is no part of it.
+fn timeline(fault: Fault, found: &Found) -> Vec<Row> {
+    let slice = |at: f64| ((at + AROUND as f64) / SLICE as f64).floor();
+    let ends = ((2 * AROUND + found.gap_ms as u64).min(DRAWN) / SLICE) as f64;
+    let first = found.writes.first().map_or(ends, |(at, _)| slice(*at) + 1.0).max(0.0);
+    let last = found.writes.last().map_or(0.0, |(at, _)| slice(*at)).min(ends);
+    let mut rows = Vec::new();
+    let mut from = first;
+    while from < last {
+        let within = found.writes.iter().filter(|(at, _)| slice(*at) == from);
+        let (n, longest) = within.fold((0_u64, 0.0), |(n, most), (_, took)| (n + 1, took.max(most)));
+        let mut row = |metric, unit, value| {
+            let row = Row::single(
+                fault.over_time(),
+                from as u64 * SLICE,
+                series(),
+                (metric, unit),
+                value,
+                Kind::Live,
+            );
+            rows.push(Row { n, ..row });
+        };
+        row("rate", "op/s", (n * 1000 / SLICE) as f64);
+        if n > 0 {
+            row("latency", "ms", longest);
+        }
+        from += 1.0;
+    }
+    rows
+}
+
+/// Draws the time line of each fault: throughput, and the longest write, over time.
+///
+/// # Errors
+/// One sentence if it cannot be written, or there is nothing to draw.
+pub fn draw(report: &Report, path: &Path) -> Result<(), String> {
+    let panels = panels(report);
+    plot::draw_panels(report, &panels, panels.len().div_ceil(2), path)
+}
+
+fn panels(report: &Report) -> Vec<Panel> {
+    let panel = |fault: Fault, metric: &str, words: &str, unit: &str, log: bool| {
+        let op = fault.over_time();
+        let rows: Vec<&Row> = report.rows.iter().filter(|row| row.op == op && row.metric == metric).collect();
+        let gap = report.params["without a write, ms"][&op].as_f64()?;
+        let from = AROUND as f64;
+        (!rows.is_empty()).then(|| Panel {
+            caption: format!("Primary {}: {words}", fault.name()),
+            x: Axis::Linear(format!("ms; the fault comes at {AROUND}")),
+            unit: unit.to_owned(),
+            log,
+            series: plot::lines(&rows),
+            shaded: vec![(from, (from + gap).min(DRAWN as f64))],
+            shade: "no write is acknowledged",
+        })
+    };
+    let rate = Fault::ALL.map(|fault| panel(fault, "rate", "throughput", "writes a second", false));
+    let latency = Fault::ALL.map(|fault| panel(fault, "latency", "the longest write", "ms", true));
+    rate.into_iter().chain(latency).flatten().collect()
 }
 
 enum Failed {
@@ -173,14 +256,15 @@ impl From<String> for Failed {
     }
 }
 
-/// One takeover: milliseconds without a write.
-fn takeover(options: &Options, fault: Fault) -> Result<Ran<Vec<f64>>, Failed> {
+/// One takeover, of members that are started for it.
+fn takeover(options: &Options, fault: Fault) -> Result<Ran<Found>, Failed> {
     let disks = (fault == Fault::Disk).then(|| Disks::new(&options.directory));
     let disks = disks.transpose().map_err(Failed::Skip)?;
     let star = (fault == Fault::Link).then(|| Star::new(MEMBERS)).transpose().map_err(Failed::Skip)?;
     let (members, writer) = specs(options, disks.as_ref(), star.as_ref());
     // Processes of its own: the client of a network stays there.
-    let mut pair: Pair<Programs, Writer> = Pair::new(Place::here(&options.roles)).patience(4 * PATIENCE);
+    let mut pair: Pair<Programs, Writer> =
+        Pair::new(Place::here(&options.common.program)).patience(4 * PATIENCE);
     pair.open(&members, &writer)?;
     let ran = pair.burst(Some(&Fate::MayEnd), &fault)?;
     pair.close()?;
@@ -299,6 +383,15 @@ pub(crate) struct WriterSpec {
     hub: Option<String>,
 }
 
+/// What one takeover was like.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Found {
+    /// Milliseconds without a write.
+    gap_ms: f64,
+    /// Each write that was acknowledged: when, in milliseconds from the fault on, and how many it took.
+    writes: Vec<(f64, f64)>,
+}
+
 /// Who writes, and does the primary harm.
 pub(crate) struct Writer {
     spec: WriterSpec,
@@ -312,8 +405,7 @@ impl Role for Writer {
     type Here = ();
     type Peer = Vec<Started>;
     type Burst = Fault;
-    /// Milliseconds without a write, of one takeover.
-    type Values = Vec<f64>;
+    type Values = Found;
 
     fn open(spec: WriterSpec) -> Result<(Self, ()), String> {
         spec.hub.as_deref().map_or(Ok(()), netns::enter)?;
@@ -326,8 +418,8 @@ impl Role for Writer {
         Ok(())
     }
 
-    fn run(&mut self, fault: Fault) -> Result<Vec<f64>, String> {
-        self.measure(fault).map(|gap| vec![gap.as_secs_f64() * 1e3])
+    fn run(&mut self, fault: Fault) -> Result<Found, String> {
+        self.measure(fault)
     }
 
     fn counters(&self) -> Counters {
@@ -363,7 +455,7 @@ impl Writer {
         Err("the members do not find together".into())
     }
 
-    fn measure(&self, fault: Fault) -> Result<Duration, String> {
+    fn measure(&self, fault: Fault) -> Result<Found, String> {
         let primary = self.whole()?;
         let mut store = self.store()?;
         // When each acknowledged write began and ended.
@@ -390,7 +482,7 @@ impl Writer {
             };
             let goes_on = |after: Instant| {
                 let begin = Instant::now();
-                while count(after) < 20 {
+                while count(after) < WRITES {
                     if begin.elapsed() > PATIENCE || writing.is_finished() {
                         return Err(format!("no writes for {} s", begin.elapsed().as_secs()));
                     }
@@ -409,9 +501,7 @@ impl Writer {
             let harmed = harmed.map(|(at, _)| at);
             let wrote = writing.join().map_err(|_| "the writer failed".to_owned())?;
             let at = match (harmed, wrote) {
-                (Ok(at), Ok(())) if goes_on => at,
-                // That is an answer, too.
-                (Ok(_), Ok(())) => return Ok(PATIENCE),
+                (Ok(at), Ok(())) => at,
                 (Ok(_), Err(e)) | (Err(e), Ok(())) => return Err(e),
                 (Err(a), Err(b)) => return Err(format!("{a}: {b}")),
             };
@@ -420,7 +510,14 @@ impl Writer {
             let mut ends = vec![at];
             ends.extend(writes.iter().map(|(_, ended)| *ended).filter(|ended| *ended >= at));
             let gap = ends.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or_default();
-            Ok(gap)
+            // That nobody could write again is an answer, too.
+            let gap = if goes_on { gap } else { PATIENCE };
+            let ms = |time: Duration| time.as_secs_f64() * 1e3;
+            let since = |ended: Instant| {
+                ms(ended.saturating_duration_since(at)) - ms(at.saturating_duration_since(ended))
+            };
+            let writes = writes.iter().map(|(began, ended)| (since(*ended), ms(*ended - *began))).collect();
+            Ok(Found { gap_ms: ms(gap), writes })
         })
     }
 
@@ -451,9 +548,57 @@ mod tests {
             let gap = if block == 3 { 510.0 } else { 250.0 };
             samples.add(&Fault::Kill.key(), State::Any, State::Any, [gap]);
         }
-        let tried = |fault, worst| Tried { fault, worst, failed: 0 };
-        let found = bars(&samples, &[tried(Fault::Kill, Some(510.0)), tried(Fault::Link, None)]);
+        let found = bars(&samples);
         let said: Vec<_> = found.iter().map(|bar| (bar.holds, bar.value.is_some())).collect();
-        assert_eq!(said, [(true, true), (false, true), (false, false), (false, false)], "{found:?}");
+        assert_eq!(said[..4], [(true, true), (false, true), (false, false), (false, false)], "{found:?}");
+        assert_eq!(found.len(), 2 * Fault::ALL.len());
+    }
+
+    /// A write each 2 ms, and none from the fault on for 300 ms.
+    fn killed() -> Found {
+        let at = (-120..0).step_by(2).chain((300..420).step_by(2));
+        Found {
+            gap_ms: 300.0,
+            writes: at.map(|at| (f64::from(at), if at == 300 { 299.0 } else { 1.0 })).collect(),
+        }
+    }
+
+    #[test]
+    fn a_time_line_has_what_was_written_around_the_fault() {
+        let rows = timeline(Fault::Kill, &killed());
+        let of = |metric: &str| -> Vec<(u64, f64)> {
+            rows.iter().filter(|row| row.metric == metric).map(|row| (row.x, row.p50)).collect()
+        };
+        let rate = of("rate");
+        // What was before the first write is not told of, nor the slice in which the last one was.
+        assert_eq!((rate.first(), rate.last()), (Some(&(90, 500.0)), Some(&(600, 500.0))));
+        assert!(rate.iter().all(|(x, rate)| (*rate == 0.0) == (200..500).contains(x)), "{rate:?}");
+        let latency = of("latency");
+        assert_eq!(latency.len(), rate.iter().filter(|(_, rate)| *rate > 0.0).count());
+        assert!(latency.contains(&(500, 299.0)), "{latency:?}");
+        assert!(timeline(Fault::Stop, &Found::default()).is_empty());
+    }
+
+    #[test]
+    fn the_figure_is_the_time_line_with_the_gap_shaded() {
+        let gaps = serde_json::json!({ Fault::Kill.over_time(): 300.0 });
+        let params = serde_json::json!({ "without a write, ms": gaps });
+        let report =
+            Report::of_rows("failover", params, timeline(Fault::Kill, &killed()), Vec::new(), Vec::new());
+        let panels = panels(&report);
+        assert_eq!(panels.len(), 2, "what was not measured has none");
+        assert!(panels.iter().all(|panel| panel.shaded == [(200.0, 500.0)]));
+        let file = std::env::temp_dir().join(format!("rem-bench-failover-{}.svg", std::process::id()));
+        draw(&report, &file).expect("it is drawn");
+        let svg = std::fs::read_to_string(&file).expect("it is there");
+        std::fs::remove_file(&file).expect("it is ours");
+        for part in [
+            "Primary killed: throughput",
+            "writes a second",
+            "ms; the fault comes at 200",
+            "no write is acknowledged",
+        ] {
+            assert!(svg.contains(part), "no {part}");
+        }
     }
 }

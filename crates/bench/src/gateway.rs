@@ -2,7 +2,8 @@
 //!
 //! The servers run as their users start them, on the same file system: our gateway with a store of its own; Redis without threads that read
 //! and write for it, and with two, over TCP and over a Unix socket; and, with SET only, memcached, which keeps nothing. Each has clients of
-//! its own, 1 to 256 connections of one thread (`gateway/clients.rs`), with one command under way on each. Each block starts all of them with
+//! its own, 1 to 256 connections of one thread (`gateway/clients.rs`), with one command under way on each. All servers alike may run on all cores, as their users
+//! start them; clients keep to theirs. Each block starts all of them with
 //! nothing, fills them alike, and has a burst of every cell in random order. What the disk does by itself stands beside them
 //! (`limits/file.rs`).
 
@@ -13,9 +14,9 @@ use std::time::Duration;
 
 pub(crate) use self::clients::Clients;
 use self::clients::{Ask, Burst, Found};
-use crate::effort::Effort;
+use crate::effort;
 use crate::limits::file::{self, BareFile, write_at_once};
-use crate::machine::State;
+use crate::machine::{self, State};
 use crate::programs::{Fate, Programs, Spec};
 use crate::redis::{self, Fsync, Setting};
 use crate::report::{Bar, Report, Sense};
@@ -37,14 +38,12 @@ const BOTH: [u64; 2] = [1, 64];
 /// How the bench is run.
 #[derive(Clone, Debug)]
 pub struct Options {
+    /// As any bench.
+    pub common: effort::Options,
     /// The program whose gateway is measured: this one, or another release.
     pub program: PathBuf,
-    /// The program that is started with the arguments `bench-agent ROLE`.
-    pub roles: PathBuf,
     /// Where all keep what they have: a directory, which is used and left empty.
     pub directory: PathBuf,
-    /// How much is measured.
-    pub effort: Effort,
 }
 
 /// What a command finds.
@@ -170,11 +169,12 @@ impl Who {
 struct Cell {
     case: usize,
     clients: u64,
-    /// Its number among the servers that there are.
+    /// Its number among the servers.
     who: usize,
-    /// As the second one of the A/A pair.
-    again: bool,
 }
+
+/// What is measured of each cell, from one burst.
+const METRICS: [Metric; 2] = [Metric::Latency, Metric::Rate];
 
 /// A command's rate, or latency, from so many clients.
 fn key(case: &Case, clients: u64, who: Who, metric: Metric) -> Key {
@@ -188,8 +188,7 @@ struct Served {
     pair: Pair<Programs, Clients>,
 }
 
-struct Bench<'a> {
-    options: &'a Options,
+struct Bench {
     samples: Samples,
     lost: Lost,
     servers: Vec<Served>,
@@ -204,83 +203,83 @@ struct Bench<'a> {
 /// # Errors
 /// One sentence: there is no room for what the disk is measured with.
 pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Result<Report, String> {
-    let effort = options.effort;
+    let effort::Options { effort, only, program } = &options.common;
     let ms = Duration::from_millis;
     let rounds = effort.pick(1, 6, 9);
+    let server = |(number, who): (usize, Who)| Served {
+        who,
+        spec: who.spec(options, number),
+        pair: Pair::new(Place::here(program)),
+    };
     let mut bench = Bench {
-        options,
-        samples: Samples::default(),
+        samples: Samples::new(*effort, only),
         lost: Lost::default(),
-        servers: Vec::new(),
+        servers: Who::all().into_iter().enumerate().map(server).collect(),
         settings: serde_json::Map::new(),
         keys: effort.pick(100, 5_000, 20_000),
         fields: effort.pick(1_000, 10_000, 100_000),
         burst: effort.pick(ms(10), ms(100), ms(300)),
     };
-    for (number, who) in Who::all().into_iter().enumerate() {
-        match who.missing() {
-            Some((program, why)) => bench.lost.add(program, why),
-            None => bench.servers.push(Served {
-                who,
-                spec: who.spec(options, number),
-                pair: Pair::new(Place::here(&options.roles)),
-            }),
-        }
-    }
-    let present: Vec<Who> = bench.servers.iter().map(|server| server.who).collect();
     let mut cells = Vec::new();
     for (case, what) in CASES.iter().enumerate() {
         for &clients in if case == 0 { &SWEEP[..] } else { &BOTH } {
-            let who = (0..present.len()).filter(|who| present[*who].knows(what));
-            cells.extend(who.map(|who| Cell { case, clients, who, again: false }));
+            let all = bench.servers.iter().enumerate().filter(|(_, server)| server.who.knows(what));
+            cells.extend(all.map(|(who, _)| Cell { case, clients, who }));
         }
     }
-    // The gateway is the first of them.
-    let control = Cell { case: 0, clients: BOTH[1], who: 0, again: true };
-    cells.push(control);
-    for metric in [Metric::Rate, Metric::Latency] {
-        bench.samples.control(&key(&CASES[0], control.clients, Who::Gateway, metric));
+    for metric in METRICS {
+        bench.samples.control(&key(&CASES[0], BOTH[1], Who::Gateway, metric));
     }
     let steps = rounds * cells.len() as u64;
     let mut bare = [BareFile::new(&options.directory.join("bare"))?];
-    let mut round = 0;
-    while effort.another(round, rounds, || bars(&bench.samples, &present)) {
-        bench.samples.block(round);
-        let micros = write_at_once(&mut bare, bench.burst)?;
-        let rate = micros.len() as f64 / micros.iter().sum::<f64>();
-        bench.samples.add(&disk(), State::Any, State::Any, [rate]);
-        for (n, cell) in bench.samples.order(cells.len()).into_iter().enumerate() {
+    while bench.samples.another(rounds, bars)? {
+        let time = bench.burst;
+        bench.samples.burst_in(
+            || State::Any,
+            &disk(),
+            || {
+                let micros = write_at_once(&mut bare, time)?;
+                Ok(vec![micros.len() as f64 / micros.iter().sum::<f64>()])
+            },
+        )?;
+        for cell in bench.samples.order(cells.len()) {
             let cell = cells[cell];
-            let name = format!("{}, {}, {}", CASES[cell.case].name, cell.clients, present[cell.who].name());
-            progress(round * cells.len() as u64 + n as u64, steps, &name);
-            if let Err(why) = bench.cell(cell) {
+            let who = bench.servers[cell.who].who;
+            let name = format!("{}, {}, {}", CASES[cell.case].name, cell.clients, who.name());
+            progress(bench.samples.step(), steps, &name);
+            let keys = METRICS.map(|metric| key(&CASES[cell.case], cell.clients, who, metric));
+            if !bench.samples.wants_any(&keys) {
+                continue;
+            }
+            if let Some((program, why)) = who.missing() {
+                bench.lost.add(program, why);
+            } else if let Err(why) = bench.cell(cell, &keys) {
                 bench.lost.add(name, why);
             }
         }
         for Served { who, pair, .. } in &mut bench.servers {
             pair.close().unwrap_or_else(|why| bench.lost.add(who.name(), why));
         }
-        round += 1;
     }
     let kind = redis::file_system(&options.directory).unwrap_or_else(|| "unknown".into());
+    let mut pinned = role::pinned();
+    pinned["server"] = machine::allowed().into();
     let params = serde_json::json!({
-        "rounds": round, "keys": bench.keys, "fields of the large hash": bench.fields,
-        "bytes of a value": VALUE, "file system": kind, "pinned": role::pinned(),
+        "rounds": bench.samples.blocks(), "keys": bench.keys, "fields of the large hash": bench.fields,
+        "bytes of a value": VALUE, "file system": kind, "pinned": pinned,
         "burst_ms": bench.burst.as_millis() as u64,
         "x": CASES.map(|case| (case.name, "clients")).into_iter().collect::<std::collections::BTreeMap<_, _>>(),
         "load": "closed: each client has one command under way, and sends the next one when it is answered",
+        "cores": "the threads of each server, ours and peers' alike, may run on all of them, as its users start it; clients keep to theirs",
         "cpu": "of a program: all of its threads; its application: those that are not an RNIC's engine",
         "fdatasync": file::WORDS, "settings": bench.settings,
     });
-    let mut everyone = Who::all();
-    everyone.retain(|who| !matches!(who, Who::Memcached { .. }));
-    let bars = bars(&bench.samples, &everyone);
-    Ok(Report::new("gateway", effort, params, &bench.samples, bars, bench.lost.lines()))
+    Report::new("gateway", params, &bench.samples, bars, |_| Vec::new(), bench.lost.lines())
 }
 
-impl Bench<'_> {
+impl Bench {
     /// A burst of it, by a server that was filled.
-    fn cell(&mut self, cell: Cell) -> Result<(), String> {
+    fn cell(&mut self, cell: Cell, keys: &[Key]) -> Result<(), String> {
         let case = &CASES[cell.case];
         let Served { who, spec, pair } = &mut self.servers[cell.who];
         let who = *who;
@@ -289,10 +288,6 @@ impl Bench<'_> {
             Finds::OneHash => self.fields,
             Finds::Nothing => FRESH,
         };
-        let mut keys = [Metric::Latency, Metric::Rate].map(|metric| key(case, cell.clients, who, metric));
-        if cell.again {
-            keys = keys.map(|key| key.again());
-        }
         let fill = |case: &Case, space| Burst::Fill { ask: who.ask(case.fill), space };
         let load = Burst::Load {
             ask: who.ask(case.words),
@@ -302,7 +297,7 @@ impl Bench<'_> {
             time: self.burst,
         };
         let (keys_of, settings, fields) = (self.keys, &mut self.settings, self.fields);
-        self.samples.together(self.options.effort, [&keys[0], &keys[1]], || {
+        self.samples.bursts(keys, || {
             if !pair.is_open() {
                 let here = pair.open(spec, &who.is_unix())?;
                 settings.extend(here.into_iter().map(|started| (who.name(), started.said)));
@@ -324,7 +319,7 @@ impl Bench<'_> {
             let ran = pair.burst(Some(&Fate::Run), &load)?;
             let operations = ran.values.micros.len() as u64;
             let rate = ran.clone().map(|found: Found| vec![found.rate / 1e6]);
-            Ok([ran.map(|found| found.micros).into(), (rate, operations).into()])
+            Ok(vec![ran.map(|found| found.micros).into(), (rate, operations).into()])
         })
     }
 }
@@ -335,7 +330,7 @@ fn disk() -> Key {
 }
 
 /// Redis beside the gateway, where it is asked over TCP as well.
-fn bars(samples: &Samples, of: &[Who]) -> Vec<Bar> {
+fn bars(samples: &Samples) -> Vec<Bar> {
     let clients = BOTH[1];
     let bar = |(what, redis): (&Case, Who)| {
         let rate = |who: Who| key(what, clients, who, Metric::Rate);
@@ -343,7 +338,7 @@ fn bars(samples: &Samples, of: &[Who]) -> Vec<Bar> {
         let name = format!("{}, {clients} clients: {} / gateway", what.name, redis.name());
         Bar::new(name, ratio, Sense::AtMost, LIMIT)
     };
-    let redis = || of.iter().copied().filter(|who| matches!(who, Who::Redis { unix: false, .. }));
+    let redis = || Who::all().into_iter().filter(|who| matches!(who, Who::Redis { unix: false, .. }));
     CASES.iter().flat_map(|what| redis().map(move |who| (what, who))).map(bar).collect()
 }
 
@@ -361,7 +356,7 @@ mod tests {
                 samples.add(&key(&CASES[0], BOTH[1], who, Metric::Rate), State::Any, State::Any, [rate]);
             }
         }
-        let bars = bars(&samples, &Who::all());
+        let bars = bars(&samples);
         assert_eq!(bars.len(), CASES.len() * SETTINGS.len(), "over TCP, and not of memcached");
         let value = bars[0].value.expect("both sides of both rounds");
         assert!((value - 2.0).abs() < 0.01, "{value}");

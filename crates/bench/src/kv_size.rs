@@ -19,10 +19,10 @@ use remanence_kv::{Geometry, Options as StoreOptions, Refusal, Reply, Request, S
 use remanence_pmem::{FileOptions, Region};
 use serde::{Deserialize, Serialize};
 
-use crate::effort::Effort;
+use crate::effort;
 use crate::report::{Bar, Kind, Report, Row, Sense};
 use crate::role::{self, Agent, Causes, End, Lost, Place, Ran, Role};
-use crate::samples::{Key, Metric, Samples};
+use crate::samples::{Key, Measured, Metric, Samples};
 
 /// Bytes of an object: 48 of header, 8 of key.
 const OBJECT: u64 = 128;
@@ -45,14 +45,12 @@ const LINEAR: f64 = 2.5;
 /// How the bench is run.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The program that is started with the arguments `bench-agent ROLE`.
-    pub program: PathBuf,
+    /// As any bench.
+    pub common: effort::Options,
     /// Where the stores' files are made, which are removed in the end.
     pub directory: PathBuf,
     /// Keys; by the effort if nothing is said.
     pub keys: Option<u64>,
-    /// How much is measured.
-    pub effort: Effort,
 }
 
 /// The scheduler's account of this thread.
@@ -464,11 +462,12 @@ struct Store {
 impl Store {
     fn new(options: &Options, keys: u64) -> Self {
         let spec = Spec { file: options.directory.join(format!("store{keys}")), keys };
-        let place = Place::here(&options.program);
+        let place = Place::here(&options.common.program);
         Self { place, spec, core: None, worst: Default::default(), filled: Found::default() }
     }
 
-    fn burst(&mut self, burst: Burst) -> Result<(Found, Causes), String> {
+    /// Starts and fills it, if it is not there.
+    fn ready(&mut self) -> Result<&mut Agent<Core>, String> {
         if self.core.is_none() {
             // A store of many keys takes minutes to be filled.
             let mut core = Agent::start(&self.place, End::Server)?.patience(5 * PATIENCE);
@@ -476,7 +475,11 @@ impl Store {
             self.core = Some(core);
             self.filled = self.burst(Burst::Fill)?.0;
         }
-        let core = self.core.as_mut().ok_or("it is not there")?;
+        self.core.as_mut().ok_or("it is not there".to_owned())
+    }
+
+    fn burst(&mut self, burst: Burst) -> Result<(Found, Causes), String> {
+        let core = self.ready()?;
         let ran = core.run(&burst);
         match &ran {
             Ok((found, _)) => {
@@ -492,7 +495,7 @@ impl Store {
     }
 
     fn key(&self, op: &str) -> Key {
-        Key { op: op.to_owned(), x: self.spec.keys, series: "one store".to_owned(), metric: Metric::Latency }
+        Key { op: op.to_owned(), x: self.spec.keys, series: STORE.to_owned(), metric: Metric::Latency }
     }
 
     /// What is sampled of it: requests and steps, and what cleaning costs.
@@ -502,14 +505,8 @@ impl Store {
     }
 
     /// A burst under these names.
-    fn sample(
-        &mut self,
-        samples: &mut Samples,
-        effort: Effort,
-        keys: &[Key; 4],
-        time: Duration,
-    ) -> Outcome<()> {
-        samples.together(effort, keys.each_ref(), || {
+    fn sample(&mut self, samples: &mut Samples, keys: &[Key; 4], time: Duration) -> Outcome<()> {
+        samples.bursts(keys, || {
             let (found, server) = self.burst(Burst::Overwrite(time))?;
             let all = found.told.map(|told| {
                 let each = told.each.into_iter();
@@ -517,13 +514,13 @@ impl Store {
                     .collect::<Vec<f64>>()
             });
             let operations = (all[0].len() + all[1].len()) as u64;
-            let [put, get, step] =
-                all.map(|values| (Ran { values, client: Causes::default(), server }, operations).into());
-            Ok([put, get, step, vec![found.moved_us].into()])
+            let of = |values| Measured::from((Ran { values, client: Causes::default(), server }, operations));
+            Ok(all.into_iter().map(of).chain([vec![found.moved_us].into()]).collect())
         })
     }
 }
 
+const STORE: &str = "one store";
 const CLEANING: &str = "cleaning, for each object moved";
 
 /// Runs it. `progress` is told each step, as (done, of, what).
@@ -531,76 +528,96 @@ const CLEANING: &str = "cleaning, for each object moved";
 /// # Errors
 /// One sentence: there is no room, or the store said what it must not.
 pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Result<Report, String> {
-    let effort = options.effort;
+    let effort::Options { effort, only, .. } = &options.common;
     let keys = options.keys.unwrap_or(effort.pick(40_000, 1_000_000, 10_000_000));
     let millis = Duration::from_millis;
     let (rounds, burst) = effort.pick((1, millis(300)), (6, millis(1000)), (9, millis(3000)));
     let mut stores = [(keys / 8).max(1000), keys].map(|keys| Store::new(options, keys));
     let names = stores.each_ref().map(Store::keys);
-    let (mut samples, mut lost) = (Samples::default(), Lost::default());
+    let (mut samples, mut lost) = (Samples::new(*effort, only), Lost::default());
     names[1].iter().for_each(|key| samples.control(key));
-    // The large one twice.
-    let cells = [(0, names[0].clone()), (1, names[1].clone()), (1, names[1].each_ref().map(Key::again))];
-    let total = rounds * cells.len() as u64 + 2;
-    let mut round = 0;
-    while effort.another(round, rounds, || vec![linear(&samples, &names)]) {
-        samples.block(round);
-        for (n, cell) in samples.order(cells.len()).into_iter().enumerate() {
-            let (store, names) = &cells[cell];
-            let what = format!("{} keys", names[0].x);
-            progress(round * cells.len() as u64 + n as u64, total, &what);
-            let sampled = stores[*store].sample(&mut samples, effort, names, burst);
+    let single = |op: &&str| Key::single(op, keys, STORE);
+    for op in LONGEST.iter().chain(&FILLED).chain(&OPENED).chain([&FULL_SAYS]) {
+        samples.know(&single(op));
+    }
+    let total = rounds * stores.len() as u64 + 2;
+    while samples.another(rounds, |samples| bars(samples, &names))? {
+        for n in samples.order(stores.len()) {
+            let what = format!("{} keys", names[n][0].x);
+            progress(samples.step(), total, &what);
+            let sampled = stores[n].sample(&mut samples, &names[n], burst);
             sampled.unwrap_or_else(|why| lost.add(what, why));
         }
-        round += 1;
     }
     let large = &mut stores[1];
-    let mut last = |burst: Burst, what: &str| {
+    let mut rows = Vec::new();
+    let mut figure = |op: &str, metric, unit, value: f64| {
+        rows.push(Row::single(op, keys, STORE, (metric, unit), value, Kind::Live));
+    };
+    if samples.wants_any(&FILLED.each_ref().map(single)) {
+        match large.ready().map(|_| ()) {
+            Ok(()) => {
+                figure(FILLED[0], "size", "B", large.filled.memory_per_key);
+                figure(FILLED[1], "size", "B", large.filled.medium_per_key);
+                figure(FILLED[2], "share", "%", large.filled.live);
+            }
+            Err(why) => lost.add("a store that is filled", why),
+        }
+    }
+    let mut last = |large: &mut Store, burst: Burst, what: &str| {
         progress(total - 1, total, what);
         large.burst(burst).map(|(found, _)| found).map_err(|why| lost.add(what, why)).ok()
     };
-    let opened = last(Burst::Reopen, "opening");
-    let full = last(Burst::FillUp, "a full store");
-    if full.as_ref().is_some_and(|full| full.full_ms.is_none()) {
-        lost.add("a full store", "it was not full when eight times the keys were there");
+    if samples.wants_any(&OPENED.each_ref().map(single))
+        && let Some(opened) = last(large, Burst::Reopen, "opening")
+    {
+        figure(OPENED[0], "time", "ms", opened.opened_ms);
+        figure(OPENED[1], "time", "ms", opened.counted_ms);
     }
-    let filled = &large.filled;
-    let mut rows = Vec::new();
-    let mut figure = |op: &str, metric, unit, value: f64| {
-        rows.push(Row::single(op, keys, "one store", (metric, unit), value, Kind::Live));
-    };
-    figure("memory of the server per key", "size", "B", filled.memory_per_key);
-    figure("medium per key", "size", "B", filled.medium_per_key);
-    figure("live, of what can be live", "share", "%", filled.live);
-    if let Some(opened) = &opened {
-        figure("opening", "time", "ms", opened.opened_ms);
-        figure("opening, and counting all keys", "time", "ms", opened.counted_ms);
+    if samples.wants(&single(&FULL_SAYS))
+        && let Some(full) = last(large, Burst::FillUp, "a full store")
+    {
+        match full.full_ms {
+            Some(ms) => figure(FULL_SAYS, "time", "ms", ms),
+            None => lost.add("a full store", "it was not full when eight times the keys were there"),
+        }
     }
+    for (op, (ms, _)) in LONGEST.iter().zip(&large.worst).filter(|(_, (ms, _))| *ms > 0.0) {
+        figure(op, "time", "ms", *ms);
+    }
+    samples.singles(rows);
     let [put, get, step] = &large.worst;
-    // None has been seen where no burst was whole.
-    let longest = |name: &str, worst: &(f64, String)| {
-        let value = (worst.0 > 0.0).then_some(worst.0);
-        Bar::new(format!("the longest {name}, ms"), value, Sense::AtMost, WAIT)
-    };
-    let bars = vec![
-        longest("PUT", put),
-        longest("GET", get),
-        longest("step between requests", step),
-        linear(&samples, &names),
-        Bar::new("a store that is full says so, ms", full.and_then(|full| full.full_ms), Sense::AtMost, FULL),
-    ];
     let params = serde_json::json!({
-        "keys": keys, "value": VALUE, "rounds": round, "burst_ms": burst.as_millis() as u64, "pinned": role::pinned(),
+        "keys": keys, "value": VALUE, "rounds": samples.blocks(), "burst_ms": burst.as_millis() as u64, "pinned": role::pinned(),
         "longest_put": put.1, "longest_get": get.1, "longest_step": step.1,
         "waits": "of one request or step, without the time in which the scheduler had it wait for a CPU",
     });
-    let mut report = Report::new("kv-size", effort, params, &samples, bars, lost.lines());
-    report.rows.extend(rows);
-    Ok(report)
+    Report::new("kv-size", params, &samples, |samples| bars(samples, &names), |_| Vec::new(), lost.lines())
 }
 
-/// What an object that is moved costs, beside the store of an eighth of the keys.
-fn linear(samples: &Samples, [small, large]: &[[Key; 4]; 2]) -> Bar {
-    let name = "cleaning, per object moved, beside an eighth of the keys";
-    Bar::new(name, samples.ratio(&large[3], &small[3]), Sense::AtMost, LINEAR)
+/// What is not sampled: the longest of each of [`KINDS`], what a store is like that is filled, how long it is opened, and until it is full.
+const LONGEST: [&str; 3] = ["the longest put", "the longest get", "the longest step"];
+const FILLED: [&str; 3] = ["memory of the server per key", "medium per key", "live, of what can be live"];
+const OPENED: [&str; 2] = ["opening", "opening, and counting all keys"];
+const FULL_SAYS: &str = "a store that is full says so";
+
+fn bars(samples: &Samples, [small, large]: &[[Key; 4]; 2]) -> Vec<Bar> {
+    let single = |op| samples.value(op, large[0].x, STORE);
+    let longest = |(n, name): (usize, &str)| {
+        // None has been seen where no burst was whole.
+        let found = samples.level(&large[n]).and_then(|_| single(LONGEST[n]));
+        Bar::new(format!("the longest {name}, ms"), found, Sense::AtMost, WAIT)
+    };
+    let kinds = ["PUT", "GET", "step between requests"];
+    let mut bars: Vec<Bar> = kinds.into_iter().enumerate().map(longest).collect();
+    // What an object that is moved costs, beside the store of an eighth of the keys.
+    let linear = samples.ratio(&large[3], &small[3]);
+    bars.push(Bar::new(
+        "cleaning, per object moved, beside an eighth of the keys",
+        linear,
+        Sense::AtMost,
+        LINEAR,
+    ));
+    bars.push(Bar::new("a store that is full says so, ms", single(FULL_SAYS), Sense::AtMost, FULL));
+    bars
 }

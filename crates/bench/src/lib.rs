@@ -18,6 +18,7 @@ mod limits;
 pub mod load_latency;
 pub mod machine;
 pub mod netns;
+mod only;
 pub mod page;
 pub mod peers;
 pub mod perftest;

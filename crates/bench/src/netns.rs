@@ -5,10 +5,12 @@
 use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::AsFd as _;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+use crate::process;
 
 /// Where client and server run.
 #[derive(Debug)]
@@ -169,9 +171,8 @@ pub(crate) fn remove_those_of(process: u32) {
 }
 
 fn ip(args: &[&str]) -> Result<(), String> {
-    let output = Command::new("ip")
+    let output = process::tool("ip")
         .args(args)
-        .stdin(Stdio::null())
         .output()
         .map_err(|e| format!("the `ip` command of iproute2 is needed: {e}"))?;
     if output.status.success() {

@@ -35,6 +35,17 @@ struct Read {
     lacking: Vec<String>,
     #[serde(default)]
     skipped: Vec<String>,
+    /// Of a bench that was repeated.
+    #[serde(default)]
+    verdicts: Vec<Repeated>,
+}
+
+/// The verdicts of a bar in several repetitions.
+#[derive(Clone, Debug, Deserialize)]
+struct Repeated {
+    bar: String,
+    verdicts: Vec<Option<String>>,
+    same: bool,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -57,6 +68,24 @@ struct Claim {
     /// In words, and whether it holds.
     #[serde(default)]
     shape: Option<(String, String)>,
+}
+
+impl Bar {
+    /// Its verdict; earlier releases had none.
+    fn verdict(&self) -> &str {
+        self.verdict.as_deref().unwrap_or(if self.holds { "holds" } else { "missed" })
+    }
+
+    /// What was found, its interval, and the limit.
+    fn cells(&self) -> [String; 3] {
+        let number = |value: Option<f64>| value.map_or_else(|| "–".to_owned(), figure);
+        let interval = match (self.low, self.high) {
+            (Some(low), Some(high)) if low < high => format!("{} to {}", figure(low), figure(high)),
+            _ => "–".to_owned(),
+        };
+        let sense = if self.sense == "<=" { "≤" } else { "≥" };
+        [number(self.value), interval, format!("{sense} {}", figure(self.limit))]
+    }
 }
 
 /// How many of something came out how.
@@ -115,8 +144,10 @@ pub fn page(sources: &[Source]) -> Result<(String, Vec<Summary>), String> {
     }
     let (mut body, mut summaries) = (String::new(), Vec::new());
     let known: Vec<&str> = PAPERS.iter().flat_map(|(_, benches)| benches.iter().copied()).collect();
-    let rest: Vec<&str> =
+    let mut rest: Vec<&str> =
         all.iter().map(|(read, _)| &read.bench[..]).filter(|b| !known.contains(b)).collect();
+    rest.sort_unstable();
+    rest.dedup();
     for (title, benches) in PAPERS.into_iter().chain([("More", &rest[..])]) {
         let of: Vec<_> = benches
             .iter()
@@ -127,23 +158,27 @@ pub fn page(sources: &[Source]) -> Result<(String, Vec<Summary>), String> {
         }
         let _ = writeln!(body, "<h2>{}</h2>", escape(title));
         for (read, source) in of {
-            summaries.push(section(&mut body, read, source));
+            let id = summaries.len();
+            summaries.push(section(&mut body, id, read, source));
         }
     }
     let mut head = String::new();
     let _ = writeln!(head, "<table class=\"sum\"><tr><th>bench<th>claims of the papers<th>bars</tr>");
-    for Summary { bench, claims, bars } in &summaries {
+    let mut total = (Tally::default(), Tally::default());
+    for (id, Summary { bench, claims, bars }) in summaries.iter().enumerate() {
         let name = escape(bench);
-        let _ = writeln!(head, "<tr><td><a href=\"#{name}\">{name}</a><td>{claims}<td>{bars}</tr>");
+        total = (total.0.with(claims), total.1.with(bars));
+        let _ = writeln!(head, "<tr><td><a href=\"#b{id}\">{name}</a><td>{claims}<td>{bars}</tr>");
     }
+    let _ = writeln!(head, "<tr><th>all<th>{}<th>{}</tr>", total.0, total.1);
     head.push_str("</table>\n");
     Ok((format!("{BEFORE}{head}{body}{AFTER}"), summaries))
 }
 
-fn section(out: &mut String, read: &Read, source: &Source) -> Summary {
+fn section(out: &mut String, id: usize, read: &Read, source: &Source) -> Summary {
     let claims: Vec<Claim> = serde_json::from_value(read.params["claims"].clone()).unwrap_or_default();
     let name = escape(&read.bench);
-    let _ = writeln!(out, "<section id=\"{name}\"><h3>{name}</h3>");
+    let _ = writeln!(out, "<section id=\"b{id}\"><h3>{name}</h3>");
     let machine = |key: &str| read.machine[key].as_str().unwrap_or("unknown").to_owned();
     let cores = read.machine["cores"].as_u64().unwrap_or_default();
     let command =
@@ -155,8 +190,11 @@ fn section(out: &mut String, read: &Read, source: &Source) -> Summary {
         escape(&machine("cpu")),
         escape(&machine("kernel"))
     );
-    let mut tally = Tally::default();
-    if !claims.is_empty() {
+    // What `remotelog` judges of its paper are bars.
+    let (claimed, asked): (Vec<&Bar>, Vec<&Bar>) =
+        read.bars.iter().partition(|bar| bar.name.starts_with(CLAIM));
+    let (mut tally, mut bars) = (Tally::default(), Tally::default());
+    if !claims.is_empty() || !claimed.is_empty() {
         let _ = writeln!(out, "<table><tr><th>the paper says<th><th>found here</tr>");
         for Claim { paper, verdict, found, shape } in &claims {
             let verdict = tally.count(verdict);
@@ -167,33 +205,37 @@ fn section(out: &mut String, read: &Read, source: &Source) -> Summary {
             }
             out.push_str("</tr>\n");
         }
-        out.push_str("</table>\n");
-    }
-    let mut bars = Tally::default();
-    if !read.bars.is_empty() {
-        let _ = writeln!(out, "<table><tr><th>asked of the figures<th>found<th>95 %<th>limit<th></tr>");
-        for bar in &read.bars {
-            let word =
-                bar.verdict.clone().unwrap_or_else(|| if bar.holds { "holds" } else { "missed" }.to_owned());
-            let number = |value: Option<f64>| value.map_or_else(|| "–".to_owned(), figure);
-            let interval = match (bar.low, bar.high) {
-                (Some(low), Some(high)) if low < high => format!("{} to {}", figure(low), figure(high)),
-                _ => "–".to_owned(),
-            };
+        for bar in claimed {
+            let (verdict, [value, interval, limit]) = (tally.count(bar.verdict()), bar.cells());
+            let paper = escape(bar.name.trim_start_matches(CLAIM));
             let _ = writeln!(
                 out,
-                "<tr><td>{}<td class=\"n\">{}<td class=\"n\">{interval}<td class=\"n\">{} {}<td>{}</tr>",
-                escape(&bar.name),
-                number(bar.value),
-                if bar.sense == "<=" { "≤" } else { "≥" },
-                figure(bar.limit),
-                bars.count(&word)
+                "<tr><td>{paper}<td>{verdict}<td>{value} ({interval}), and {limit} is asked</tr>"
             );
         }
         out.push_str("</table>\n");
     }
     if let Some(svg) = source.svg.as_deref().and_then(inner) {
         let _ = writeln!(out, "<figure>{svg}</figure>");
+    }
+    if !asked.is_empty() {
+        let _ = writeln!(out, "<table><tr><th>asked of the figures<th>found<th>95 %<th>limit<th></tr>");
+        for bar in asked {
+            let (name, verdict) = (escape(&bar.name), bars.count(bar.verdict()));
+            let [value, interval, limit] = bar.cells().map(|cell| format!("<td class=\"n\">{cell}"));
+            let _ = writeln!(out, "<tr><td>{name}{value}{interval}{limit}<td>{verdict}</tr>");
+        }
+        out.push_str("</table>\n");
+    }
+    if let Some(first) = read.verdicts.first() {
+        let times = first.verdicts.len();
+        let differ: Vec<String> =
+            read.verdicts.iter().filter(|one| !one.same).map(|one| escape(&one.bar)).collect();
+        let which = if differ.is_empty() { "none".to_owned() } else { differ.join("; ") };
+        let _ = writeln!(
+            out,
+            "<p class=\"how\">Measured {times} times; other verdicts than the last had: {which}</p>"
+        );
     }
     for control in &read.controls {
         let text = |key: &str| escape(control[key].as_str().unwrap_or_default());
@@ -228,7 +270,21 @@ fn section(out: &mut String, read: &Read, source: &Source) -> Summary {
     Summary { bench: read.bench.clone(), claims: tally, bars }
 }
 
+/// What the name of a bar begins with that is a claim of a paper.
+const CLAIM: &str = "claim ";
+
 impl Tally {
+    /// This one and another one together.
+    const fn with(self, other: &Self) -> Self {
+        Self {
+            hold: self.hold + other.hold,
+            shape: self.shape + other.shape,
+            fail: self.fail + other.fail,
+            undecided: self.undecided + other.undecided,
+            other: self.other + other.other,
+        }
+    }
+
     /// Counts a verdict of a claim or a bar; what is shown of it.
     fn count(&mut self, verdict: &str) -> String {
         let (class, word) = match verdict {
@@ -275,9 +331,18 @@ impl std::fmt::Display for Tally {
     }
 }
 
-/// The figure from its `<svg` on: what a file has before it does not belong into a page.
-fn inner(svg: &str) -> Option<&str> {
-    svg.find("<svg").map(|at| &svg[at..])
+/// The figure from its `<svg` on: what a file has before it does not belong into a page. One that does not say what its coordinates are could
+/// be cut off only, and not be scaled.
+fn inner(svg: &str) -> Option<String> {
+    let svg = &svg[svg.find("<svg")?..];
+    let (tag, rest) = svg.split_once('>')?;
+    let number = |name: &str| {
+        let (_, rest) = tag.split_once(&format!(" {name}=\""))?;
+        Some(rest.split_once('"')?.0)
+    };
+    let size = number("width").zip(number("height")).filter(|_| number("viewBox").is_none());
+    let view = size.map(|(width, height)| format!(" viewBox=\"0 0 {width} {height}\""));
+    Some(format!("{tag}{}>{rest}", view.unwrap_or_default()))
 }
 
 fn escape(text: &str) -> String {
@@ -312,10 +377,11 @@ td.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-num
 .how { color: var(--quiet); font-size: 13px; margin: .3em 0; overflow-wrap: anywhere; }
 figure { margin: 1em 0; padding: .5em; background: #fff; border: 1px solid var(--line); overflow-x: auto; }
 figure svg { max-width: 100%; height: auto; }
+td { overflow-wrap: break-word; } a { color: inherit; }
 h3 { margin-bottom: .2em; }
 @media print { :root { --ink: #000; --ground: #fff; --line: #999; --quiet: #333; --hold: #064; --fail: #800; --open: #640; }
-  body { max-width: none; padding: 0; font-size: 11px; } section, figure, tr { break-inside: avoid; } section { break-inside: auto; }
-  table { font-size: 10px; } }
+  body { max-width: none; padding: 0; font-size: 11px; } figure, tr { break-inside: avoid; } h2, h3 { break-after: avoid; }
+  figure { border: 0; padding: 0; } figure svg { max-height: 24cm; } table { font-size: 10px; } }
 </style></head><body>
 <h1>Figures and verdicts</h1>
 <p>What the papers claim, and what became of it on this machine. A claim or a bar holds only where the whole 95 % interval of its ratio does, in
@@ -338,9 +404,10 @@ mod tests {
         let bars = vec![
             report::Bar::new("the first", Some(0.5), Sense::AtMost, 1.0),
             report::Bar::new("the second", None::<f64>, Sense::AtMost, 1.0),
+            report::Bar::new("claim 4.3: c < d", Some(2.0), Sense::AtMost, 1.0),
         ];
         let report = Report::of_rows(bench, params, Vec::new(), bars, vec!["redis: not installed".into()]);
-        let svg = Some("<?xml version=\"1.0\"?>\n<svg><g/></svg>".to_owned());
+        let svg = Some("<?xml version=\"1.0\"?>\n<svg width=\"30\" height=\"20\"><g/></svg>".to_owned());
         Source { name: format!("{bench}.json"), json: report.json(), svg }
     }
 
@@ -354,7 +421,8 @@ mod tests {
             "holds in shape",
             "Shape: a before b: <span class=\"hold\">holds here",
             "not measured",
-            "<figure><svg>",
+            "<figure><svg width=\"30\" height=\"20\" viewBox=\"0 0 30 20\"><g/></svg></figure>",
+            "<td>4.3: c &lt; d<td><span class=\"fail\">does not hold here",
             "redis: not installed",
         ] {
             assert!(html.contains(part), "no {part}");
@@ -363,8 +431,35 @@ mod tests {
         let order: Vec<&str> = summaries.iter().map(|one| &one.bench[..]).collect();
         assert_eq!(order, ["erda", "transport"], "papers come in their order");
         assert_eq!(summaries[0].bars, Tally { hold: 1, other: 1, ..Tally::default() });
-        assert_eq!(summaries[0].claims, Tally { fail: 1, shape: 1, ..Tally::default() });
+        assert_eq!(summaries[0].claims, Tally { fail: 2, shape: 1, ..Tally::default() });
+        // All of them together, and each where its link goes.
+        assert!(
+            html.contains("<th>0 hold, 2 in shape, 4 do not") && html.contains("<th>2 hold, 0 do not"),
+            "{html}"
+        );
+        assert!(
+            html.contains("<a href=\"#b1\">transport") && html.contains("<section id=\"b1\"><h3>transport")
+        );
+        assert!(html.find("<figure>") < html.find("asked of the figures"), "a figure is beside the claims");
         assert!(summaries[0].claims.to_string().contains("1 in shape"));
+    }
+
+    #[test]
+    fn a_bench_that_was_repeated_says_which_verdicts_were_not_the_same() {
+        let mut one = source("counter");
+        let mut json: Value = serde_json::from_str(&one.json).expect("JSON");
+        let verdict = |bar: &str, same: bool| serde_json::json!({ "bar": bar, "verdicts": ["holds", null, "missed"], "same": same });
+        json["verdicts"] = serde_json::json!([verdict("the first", true), verdict("a < b", false)]);
+        one.json = json.to_string();
+        let (html, _) = page(&[one]).expect("a report");
+        assert!(html.contains("Measured 3 times; other verdicts than the last had: a &lt; b</p>"), "{html}");
+    }
+
+    #[test]
+    fn two_reports_of_one_bench_are_two_sections() {
+        let (html, summaries) = page(&[source("mine"), source("mine"), source("counter")]).expect("reports");
+        assert_eq!(summaries.len(), 3);
+        assert_eq!((html.matches("<section id=\"b1\">").count(), html.matches("<h3>mine").count()), (1, 2));
     }
 
     #[test]

@@ -4,16 +4,15 @@
 //! thousand of a run) and means; `fi_pingpong` a mean. So each statistic has a name of its own, and is compared with the same one of
 //! ours: a median with the median, a mean with the mean, of half round trips both.
 
-use std::io::Read;
 use std::net::TcpListener;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value};
 
 use crate::effort::Effort;
 use crate::netns::NetworkPath;
-use crate::process;
+use crate::process::{self, Running};
 use crate::redis::installed;
 use crate::role::{Ran, of_children};
 use crate::samples::{Key, Metric};
@@ -156,6 +155,13 @@ impl Run {
         values
     }
 
+    /// The keys of a run of which nothing is known yet.
+    pub(crate) fn keys(self) -> Vec<Key> {
+        let percentile_us = matches!(self.program, PeerProgram::Ucx(_)).then_some(0.0);
+        let figures = Figures { percentile_us, mean_us: 0.0, gbytes_s: 0.0 };
+        self.values(&figures).into_iter().map(|(key, _)| key).collect()
+    }
+
     /// The key of its percentile.
     #[must_use]
     pub fn percentile_key(self) -> Key {
@@ -254,7 +260,7 @@ impl Run {
             command.envs(self.program.environment(place)).env("UCX_WARN_UNUSED_ENV_VARS", "n");
             command.args(self.arguments(rounds, &port, client.then_some(&*address)));
             command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-            process::spawn(&mut command).map(Guard).map_err(|e| format!("{name}: {e}"))
+            process::spawn(&mut command).map(Running).map_err(|e| format!("{name}: {e}"))
         };
         let mut server = start(0, false)?;
         let deadline = Instant::now() + PATIENCE;
@@ -262,18 +268,9 @@ impl Run {
         loop {
             // Nobody else of ours ends meanwhile.
             let before = of_children();
-            let mut client = start(1, true)?;
-            let status = loop {
-                if let Some(status) = client.0.try_wait().map_err(|e| e.to_string())? {
-                    break status;
-                }
-                if Instant::now() > deadline {
-                    return Err(format!("{name} did not end within {} s", PATIENCE.as_secs()));
-                }
-                std::thread::sleep(Duration::from_millis(5));
-            };
-            let mut text = String::new();
-            client.0.stdout.take().map(|mut out| out.read_to_string(&mut text));
+            let client = start(1, true)?;
+            let patience = deadline.saturating_duration_since(Instant::now());
+            let (status, text) = client.finish(patience).map_err(|why| format!("{name}: {why}"))?;
             if let Some(values) = read(&text, status) {
                 let between = of_children();
                 drop(server);
@@ -333,16 +330,6 @@ fn retried<T>(mut run: impl FnMut() -> Result<T, String>) -> Result<T, String> {
 pub(crate) fn free_port() -> Result<u16, String> {
     let socket = TcpListener::bind("127.0.0.1:0").map_err(|e| format!("no free port: {e}"))?;
     Ok(socket.local_addr().map_err(|e| e.to_string())?.port())
-}
-
-/// Ends the process that it holds, however its holder ends.
-struct Guard(Child);
-
-impl Drop for Guard {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 /// A command pinned to a core by the system's `taskset`, where there is one.

@@ -9,7 +9,7 @@
 //! Room for `unsafe`: the hook between fork and exec.
 
 use std::fs::OpenOptions;
-use std::io::{self, BufRead as _, BufReader, Write as _};
+use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::OnceLock;
@@ -128,12 +128,28 @@ impl Worker {
             std::thread::sleep(Duration::from_millis(2));
         }
         for mount in mounts_below(directories) {
-            let _ = Command::new("umount").arg("--lazy").arg(mount).stderr(Stdio::null()).status();
+            let _ = tool("umount").arg("--lazy").arg(mount).stderr(Stdio::null()).status();
         }
         netns::remove_those_of(self.child.id());
         directories.iter().for_each(|directory| remove_shared_memory_of(&directory.join(STARTED)));
-        Ok(())
+        let left: Vec<String> =
+            mounts_below(directories).iter().map(|mount| mount.display().to_string()).collect();
+        if left.is_empty() {
+            Ok(())
+        } else {
+            Err(format!("mounts of the bench are left: {}", left.join(", ")))
+        }
     }
+}
+
+/// A program of the system's that cleans up. It is in a process group of its own: who presses Ctrl-C again, because a bench takes a moment to
+/// end, would end the program in the middle of it otherwise, and what it takes away would stay.
+pub(crate) fn tool(program: &str) -> Command {
+    use std::os::unix::process::CommandExt as _;
+
+    let mut command = Command::new(program);
+    command.process_group(0).stdin(Stdio::null());
+    command
 }
 
 /// Children of this process that it has not reaped, after it has reaped those that ended; `None` where there are no children.
@@ -189,8 +205,50 @@ pub(crate) fn memory() -> &'static Path {
     MEMORY.get().map_or(Path::new("/dev/shm"), |directory| directory)
 }
 
+/// A process that is ended with this, if it has not ended.
+pub(crate) struct Running(pub(crate) Child);
+
+impl Running {
+    /// Waits until it ends: how it did, and all that it wrote to its standard output.
+    pub(crate) fn finish(mut self, patience: Duration) -> Result<(ExitStatus, String), String> {
+        let mut out = self.0.stdout.take().ok_or("no standard output")?;
+        // A full pipe would stop it.
+        let reader = std::thread::spawn(move || {
+            let mut text = String::new();
+            let _ = out.read_to_string(&mut text);
+            text
+        });
+        let begin = Instant::now();
+        loop {
+            if let Some(status) = self.0.try_wait().map_err(|e| e.to_string())? {
+                return Ok((status, reader.join().map_err(|_| "its reader panicked")?));
+            }
+            if begin.elapsed() > patience {
+                return Err(format!("it did not end within {} s", patience.as_secs()));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A directory that goes with this.
+pub(crate) struct Directory(pub(crate) PathBuf);
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
 /// A `rem … serve --json --stop-on-eof`, which ends when we do, in whatever way.
-pub(crate) struct Server(Child);
+pub(crate) struct Server(Running);
 
 impl Server {
     /// Starts it, and waits until it is ready: what it says then, and where it says more.
@@ -200,8 +258,9 @@ impl Server {
     pub(crate) fn start(mut command: Command) -> Result<(Self, Value, BufReader<ChildStdout>), String> {
         command.args(["--json", "--stop-on-eof"]).stdin(Stdio::piped()).stdout(Stdio::piped());
         let name = Path::new(command.get_program()).display().to_string();
-        let mut this = Self(spawn(&mut command).map_err(|e| format!("cannot start {name}: {e}"))?);
-        let mut lines = BufReader::new(this.0.stdout.take().ok_or("no standard output")?);
+        let child = spawn(&mut command).map_err(|e| format!("cannot start {name}: {e}"))?;
+        let mut this = Self(Running(child));
+        let mut lines = BufReader::new(this.0.0.stdout.take().ok_or("no standard output")?);
         let mut line = String::new();
         lines.read_line(&mut line).map_err(|e| e.to_string())?;
         let ready = serde_json::from_str(&line).map_err(|_| "a server does not start; it says above why")?;
@@ -209,13 +268,24 @@ impl Server {
     }
 
     pub(crate) fn id(&self) -> u32 {
-        self.0.id()
+        self.0.0.id()
     }
 }
 
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A terminal sends SIGINT to each process of the group in its foreground.
+    #[test]
+    fn what_cleans_up_is_not_interrupted_with_who_waits_for_it() {
+        let group = "read -r line < /proc/self/stat; set -- ${line##*) }; echo $3";
+        let said = tool("sh").args(["-c", group]).output().expect("a shell");
+        let said: i32 = String::from_utf8_lossy(&said.stdout).trim().parse().expect("a number");
+        assert_ne!(said, rustix::process::getpgrp().as_raw_pid());
+        // The same of who does not take care.
+        let said = Command::new("sh").args(["-c", group]).output().expect("a shell");
+        let said: i32 = String::from_utf8_lossy(&said.stdout).trim().parse().expect("a number");
+        assert_eq!(said, rustix::process::getpgrp().as_raw_pid());
     }
 }

@@ -1,5 +1,5 @@
 //! Programs that are no roles of ours: `rem` as its users start it, Redis and memcached. A role holds them, so that they are started,
-//! pinned, counted and ended as every server of a bench is. One that ends of itself costs the burst, and is told.
+//! counted and ended as every server of a bench is. What is compared with a peer may run on all cores, as the peer; others are pinned as the role. One that ends of itself costs the burst, and is told.
 
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::erda::tcp::At;
-use crate::process::Server;
+use crate::machine;
+use crate::process::{Directory, Server};
 use crate::redis::{self, Process, Setting};
 use crate::role::{Counters, Role};
 
@@ -63,24 +64,6 @@ pub(crate) struct Programs {
     _dirs: Vec<Directory>,
 }
 
-/// A directory that goes with what it is of.
-struct Directory(PathBuf);
-
-impl Directory {
-    /// An empty one.
-    fn new(path: PathBuf) -> Result<Self, String> {
-        let _ = std::fs::remove_dir_all(&path);
-        std::fs::create_dir_all(&path).map_err(|e| format!("{}: {e}", path.display()))?;
-        Ok(Self(path))
-    }
-}
-
-impl Drop for Directory {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
 impl Role for Programs {
     const WORD: &'static str = "programs";
     type Spec = Spec;
@@ -90,6 +73,10 @@ impl Role for Programs {
     type Values = ();
 
     fn open(spec: Spec) -> Result<(Self, Vec<Started>), String> {
+        if !matches!(spec, Spec::Ours(_)) {
+            // As whoever starts it has it: threads that were made for several cores would take turns on one.
+            machine::pin_to(machine::allowed());
+        }
         let peer = match spec {
             // Whoever was there before, and did not end in order, has left what it had.
             Spec::Gateway { program, dir, size } => {
@@ -104,7 +91,8 @@ impl Role for Programs {
             Spec::Ours(commands) => return ours(commands),
         };
         let at = [Some(peer.at().clone()), peer.socket()].into_iter().flatten().collect();
-        let started = Started { id: peer.id(), at, said: peer.settings().into() };
+        let said = format!("{}; on cores {}", peer.settings(), cores_of(peer.id()));
+        let started = Started { id: peer.id(), at, said: said.into() };
         let ids = vec![started.id];
         let this = Self { ids, stopped: None, _peer: Some(peer), _ours: Vec::new(), _dirs: Vec::new() };
         Ok((this, vec![started]))
@@ -150,10 +138,20 @@ impl Programs {
     }
 }
 
+/// The cores that a process may run on.
+fn cores_of(id: u32) -> String {
+    let status = std::fs::read_to_string(format!("/proc/{id}/status")).unwrap_or_default();
+    let cores = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+    cores.unwrap_or("that are not known").trim().to_owned()
+}
+
 fn ours(commands: Vec<(Vec<String>, PathBuf)>) -> Result<(Programs, Vec<Started>), String> {
     let (mut here, mut servers, mut dirs) = (Vec::new(), Vec::new(), Vec::new());
     for (line, dir) in commands {
-        dirs.push(Directory::new(dir)?);
+        // Whoever was there before, and did not end in order, has left what it had.
+        let _ = std::fs::remove_dir_all(&dir);
+        std::fs::create_dir_all(&dir).map_err(|e| format!("{}: {e}", dir.display()))?;
+        dirs.push(Directory(dir));
         let (program, arguments) = line.split_first().ok_or("no program is named")?;
         let mut command = Command::new(program);
         command.args(arguments);

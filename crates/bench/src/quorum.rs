@@ -18,7 +18,7 @@ use remanence_remotelog::{AppendError, Group, GroupError, Method, SessionConnect
 use remanence_verbs::Context;
 use serde::{Deserialize, Serialize};
 
-use crate::effort::Effort;
+use crate::effort;
 use crate::erda::tcp::At;
 use crate::limits::file::{self, BareFile, write_at_once};
 use crate::programs::{Fate, Programs, Spec, Started};
@@ -42,14 +42,12 @@ const LIMIT: f64 = 1.3;
 /// How the bench is run.
 #[derive(Clone, Debug)]
 pub struct Options {
+    /// As any bench.
+    pub common: effort::Options,
     /// The program that serves: this one, or another release.
     pub program: PathBuf,
-    /// The program that is started with the arguments `bench-agent ROLE`.
-    pub roles: PathBuf,
     /// Where servers keep what they have: a directory, which is used and left empty.
     pub directory: PathBuf,
-    /// How much is measured.
-    pub effort: Effort,
     /// Further arguments of each server.
     pub more: Vec<String>,
 }
@@ -96,26 +94,25 @@ impl Series {
 /// One sentence: it was stopped.
 pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Result<Report, String> {
     let ms = Duration::from_millis;
-    let (rounds, burst) = options.effort.pick((1_u64, ms(5)), (12, ms(150)), (60, ms(300)));
+    let effort::Options { effort, only, program } = &options.common;
+    let (rounds, burst) = effort.pick((1_u64, ms(5)), (12, ms(150)), (60, ms(300)));
     let process = std::process::id() % 60_000 + 256;
     let ip = |n: u8| IpAddr::V4(Ipv4Addr::new(127, (process >> 8) as u8, process as u8, n));
     let servers = Spec::Ours((0..2 * SERVERS).map(|n| served(options, n, ip(n as u8 + 2))).collect());
     let writer = WriterSpec { own: ip(1), directory: options.directory.clone() };
-    let mut pair: Pair<Programs, Writer> = Pair::new(Place::here(&options.roles));
+    let mut pair: Pair<Programs, Writer> = Pair::new(Place::here(program));
     let mut survives = serde_json::Value::Null;
-    let (mut samples, mut lost) = (Samples::default(), Lost::default());
+    let (mut samples, mut lost) = (Samples::new(*effort, only), Lost::default());
     samples.control(&Series::Alone(0).key(PAYLOADS[0]));
     let cells: Vec<(usize, Series)> =
         PAYLOADS.into_iter().flat_map(|payload| Series::ALL.map(|series| (payload, series))).collect();
     let total = rounds * cells.len() as u64;
-    let mut round = 0;
-    while options.effort.another(round, rounds, || bars(&samples)) {
-        samples.block(round);
-        for (n, cell) in samples.order(cells.len()).into_iter().enumerate() {
+    while samples.another(rounds, bars)? {
+        for cell in samples.order(cells.len()) {
             let (payload, series) = cells[cell];
             let key = series.key(payload);
-            progress(round * cells.len() as u64 + n as u64, total, &key.series);
-            let measured = samples.burst(options.effort, &key, || {
+            progress(samples.step(), total, &key.series);
+            let measured = samples.burst(&key, || {
                 if !pair.is_open() {
                     survives = pair.open(&servers, &writer)?[0].said["survives"].clone();
                 }
@@ -123,16 +120,14 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
             });
             measured.unwrap_or_else(|why| lost.add(format!("{} {payload}", key.series), why));
         }
-        round += 1;
     }
     let params = serde_json::json!({
-        "payloads": PAYLOADS, "servers": SERVERS, "acks": ACKS, "rounds": round,
+        "payloads": PAYLOADS, "servers": SERVERS, "acks": ACKS, "rounds": samples.blocks(),
         "burst_ms": burst.as_millis() as u64, "arguments": options.more, "pinned": role::pinned(),
         "survives": survives, "bare": file::WORDS,
         "cpu": "of the servers: all threads of all six; their application: those that are not an RNIC's engine",
     });
-    let bars = bars(&samples);
-    Ok(Report::new("quorum", options.effort, params, &samples, bars, lost.lines()))
+    Report::new("quorum", params, &samples, bars, |_| Vec::new(), lost.lines())
 }
 
 /// How a server is started, and where it keeps what it has.
@@ -158,19 +153,18 @@ fn burst_of(
     pair.burst(Some(&fate), &Burst::Append { series, payload, time })
 }
 
-/// The servers by themselves, the fastest first, as far as they were measured.
-fn by_speed(samples: &Samples) -> Vec<Key> {
-    let mut alone: Vec<(f64, Key)> = (0..SERVERS)
-        .map(|n| Series::Alone(n).key(PAYLOADS[0]))
-        .filter_map(|key| Some((samples.median(&key)?, key)))
-        .collect();
+/// The second-fastest of the servers by themselves, if each was measured.
+fn second_fastest(samples: &Samples) -> Option<Key> {
+    let alone = (0..SERVERS).map(|n| Series::Alone(n).key(PAYLOADS[0]));
+    let mut alone =
+        alone.map(|key| Some((samples.median(&key)?, key))).collect::<Option<Vec<(f64, Key)>>>()?;
     alone.sort_by(|a, b| a.0.total_cmp(&b.0));
-    alone.into_iter().map(|(_, key)| key).collect()
+    Some(alone.swap_remove(1).1)
 }
 
 fn bars(samples: &Samples) -> Vec<Bar> {
-    let fastest = by_speed(samples);
-    let second = fastest.get(1);
+    let second = second_fastest(samples);
+    let second = second.as_ref();
     let bar = |series: Series| {
         let value = second.and_then(|second| samples.ratio(&series.key(PAYLOADS[0]), second));
         let name = format!(

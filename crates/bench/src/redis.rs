@@ -4,14 +4,14 @@
 use std::io::Read as _;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
 use crate::erda::tcp::{At, Memcached, Redis};
 use crate::peers::{free_port, version};
-use crate::process;
+use crate::process::{self, Directory, Running};
 
 /// How long a server may take until it answers.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -66,18 +66,18 @@ const IO_THREADS: &str = "2";
 
 /// A server process, which ends when this goes.
 pub(crate) struct Process {
-    child: Child,
+    child: Running,
     at: At,
     socket: Option<PathBuf>,
     settings: String,
-    /// What it wrote is taken away with it.
-    dir: Option<PathBuf>,
+    /// What it wrote is taken away behind it.
+    _dir: Option<Directory>,
 }
 
 impl Process {
     /// The number of its process.
     pub(crate) fn id(&self) -> u32 {
-        self.child.id()
+        self.child.0.id()
     }
 
     /// Where it is first to be found.
@@ -93,16 +93,6 @@ impl Process {
     /// Version and command line.
     pub(crate) fn settings(&self) -> &str {
         &self.settings
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-        if let Some(dir) = &self.dir {
-            let _ = std::fs::remove_dir_all(dir);
-        }
     }
 }
 
@@ -211,13 +201,14 @@ fn start(
     let settings = format!("{}; {name} {}", version(&path, "--version"), words.collect::<Vec<_>>().join(" "));
     let child = process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()));
     let child = child.map_err(|e| format!("{name} cannot be started: {e}"))?;
-    let mut process = Process { child, at, socket: None, settings, dir };
+    let (child, dir) = (Running(child), dir.map(Directory));
+    let mut process = Process { child, at, socket: None, settings, _dir: dir };
     let begin = Instant::now();
     // None of them says when it listens: who answers does.
     while ready(&process.at).is_err() {
-        if let Ok(Some(status)) = process.child.try_wait() {
+        if let Ok(Some(status)) = process.child.0.try_wait() {
             let mut said = String::new();
-            process.child.stderr.take().map(|mut stderr| stderr.read_to_string(&mut said));
+            process.child.0.stderr.take().map(|mut stderr| stderr.read_to_string(&mut said));
             let last = said.trim().lines().last().unwrap_or_default();
             return Err(format!("{name} ended at once ({status}) {last}").trim_end().to_owned());
         }
@@ -227,7 +218,7 @@ fn start(
         std::thread::sleep(Duration::from_millis(10));
     }
     // Nobody reads it from here on, and a full pipe would stop it.
-    process.child.stderr.take();
+    process.child.0.stderr.take();
     Ok(process)
 }
 
@@ -282,21 +273,9 @@ pub(crate) fn redis_benchmark(
     command.args(["-r", &keys.to_string(), "-n", &requests.to_string()]);
     command.args(["-t", "set,get", "-d", &value.to_string()]);
     let child = process::spawn(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()));
-    let mut child = child.map_err(|e| format!("redis-benchmark cannot be started: {e}"))?;
-    let begin = Instant::now();
-    loop {
-        match child.try_wait() {
-            Ok(Some(_)) => break,
-            Ok(None) if begin.elapsed() < 6 * PATIENCE => std::thread::sleep(Duration::from_millis(2)),
-            _ => {
-                let _ = child.kill();
-                let _ = child.wait();
-                return Err(format!("redis-benchmark {} did not end", shape.words()));
-            }
-        }
-    }
-    let mut text = String::new();
-    child.stdout.take().map(|mut stdout| stdout.read_to_string(&mut text));
+    let child = child.map_err(|e| format!("redis-benchmark cannot be started: {e}"))?;
+    let ended = Running(child).finish(6 * PATIENCE);
+    let (_, text) = ended.map_err(|why| format!("redis-benchmark {}: {why}", shape.words()))?;
     let said: Vec<Said> = text.lines().filter_map(parse).collect();
     Ok(said)
 }

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 
-use crate::effort::Effort;
+use crate::claims::{Claim, Verdict};
 use crate::machine::{Machine, State};
 use crate::role::{Causes, Ran};
 use crate::samples::Samples;
@@ -231,6 +231,12 @@ impl Bar {
         }
     }
 
+    /// The same, of what was not measured.
+    #[must_use]
+    pub(crate) fn unmeasured(self) -> Self {
+        Self::new(self.name, None::<f64>, self.sense, self.limit)
+    }
+
     /// Whether more blocks could decide it.
     #[must_use]
     pub fn is_open(&self) -> bool {
@@ -262,6 +268,12 @@ pub struct Report {
     pub lacking: Vec<String>,
     /// What could not be measured, and why.
     pub skipped: Vec<String>,
+    /// What the paper claims, and what became of it: `params.claims` in the JSON.
+    #[serde(skip)]
+    pub claims: Vec<Claim>,
+    /// What stands before the table on a terminal.
+    #[serde(skip)]
+    pub preface: String,
 }
 
 impl Report {
@@ -277,24 +289,41 @@ impl Report {
         params["command"] =
             std::env::args().skip(1).fold("rem".to_owned(), |all, arg| all + " " + &arg).into();
         let (controls, outliers, lacking) = (Vec::new(), Vec::new(), Vec::new());
-        Self { bench, machine: Machine::here(), params, rows, bars, controls, outliers, lacking, skipped }
+        let (machine, claims, preface) = (Machine::here(), Vec::new(), String::new());
+        Self { bench, machine, params, rows, bars, controls, outliers, lacking, skipped, claims, preface }
     }
 
-    /// The report of what was sampled.
-    #[must_use]
+    /// The report of what was sampled, with those bars and claims that are about what was asked for.
+    ///
+    /// # Errors
+    /// One sentence: nothing was measured.
     pub fn new(
         bench: &'static str,
-        effort: Effort,
         mut params: serde_json::Value,
         samples: &Samples,
-        bars: Vec<Bar>,
+        bars: impl Fn(&Samples) -> Vec<Bar>,
+        claims: impl Fn(&Samples) -> Vec<Claim>,
         skipped: Vec<String>,
-    ) -> Self {
-        params["effort"] = effort.word().into();
+    ) -> Result<Self, String> {
+        let rows = samples.rows();
+        if rows.is_empty() {
+            return Err(format!("nothing could be measured: {}", skipped.join("; ")));
+        }
+        params["effort"] = samples.effort().word().into();
         params["dropped_bursts"] = samples.dropped.into();
-        let (controls, lacking) = (samples.controls(), samples.lacking(effort.least()));
-        let outliers = samples.outliers();
-        Self { controls, outliers, lacking, ..Self::of_rows(bench, params, samples.rows(), bars, skipped) }
+        if !samples.words().is_empty() {
+            params["only"] = samples.words().into();
+        }
+        let bars = samples.asked(bars, |bar| bar.value.is_none(), |bar| &bar.name);
+        let is_open = |claim: &Claim| matches!(claim.verdict, Verdict::Open | Verdict::ModelOnly);
+        let claims = samples.asked(claims, is_open, |claim| &claim.paper);
+        if !claims.is_empty() {
+            params["claims"] = serde_json::to_value(&claims).unwrap_or_default();
+        }
+        let (controls, outliers) = (samples.controls(), samples.outliers());
+        let lacking = samples.lacking(samples.effort().least());
+        let report = Self::of_rows(bench, params, rows, bars, skipped);
+        Ok(Self { controls, outliers, lacking, claims, ..report })
     }
 
     /// What of it failed: the bars that were not measured, and the points that have too few bursts. A figure that lacks one of

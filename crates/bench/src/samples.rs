@@ -4,10 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::effort::Effort;
 use crate::machine::State;
+use crate::only::{self, Only, Points};
 use crate::report::{Bar, Control, Cpu, Kind, Outlier, Row};
 use crate::role::Ran;
 use crate::server_load::ServerLoad;
-use crate::stats::{self, Burst, Estimate, Interval, LEAST, Statistic};
+use crate::stats::{self, Burst, Estimate, Interval, LEAST, LOOKS, Statistic};
 
 /// What one series measured at one point.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -23,6 +24,16 @@ pub struct Key {
 }
 
 impl Key {
+    /// The point of a row that no burst is behind.
+    pub(crate) fn of(row: &Row) -> Self {
+        Self::single(&row.op, row.x, &row.series)
+    }
+
+    /// A point that no burst is behind.
+    pub(crate) fn single(op: &str, x: u64, series: &str) -> Self {
+        Self { op: op.to_owned(), x, series: series.to_owned(), metric: Metric::Single }
+    }
+
     /// The name of the second one of an A/A pair.
     #[must_use]
     pub fn again(&self) -> Self {
@@ -45,6 +56,8 @@ pub enum Metric {
     Messages,
     /// Milliseconds without an acknowledged write; every takeover is a burst.
     Unavailability,
+    /// Of a row that no burst is behind, which has words of its own.
+    Single,
 }
 
 impl Metric {
@@ -56,6 +69,7 @@ impl Metric {
             Self::Cpu => ("cpu", "us/op"),
             Self::Messages => ("messages", "per op"),
             Self::Unavailability => ("unavailability", "ms"),
+            Self::Single => ("value", ""),
         }
     }
 
@@ -95,43 +109,220 @@ impl From<(Ran<Vec<f64>>, u64)> for Measured {
 /// All bursts of a bench.
 #[derive(Default)]
 pub struct Samples {
+    effort: Effort,
+    only: Only,
+    /// What has been asked for, whether it was wanted or not.
+    known: Points,
     kept: BTreeMap<Key, Vec<Burst>>,
     /// What is measured twice in each block, and under which name the second time.
     controls: Vec<(Key, Key)>,
     /// What is to be measured, whether it was or not.
     expected: BTreeSet<Key>,
+    /// Rows that no burst is behind.
+    singles: Vec<Row>,
+    /// The present part of the bench, where it has several.
+    part: &'static str,
+    /// Several parts are listed before any of them is measured.
+    has_parts: bool,
     block: u32,
-    /// Blocks that were begun, of the present part of the bench.
+    /// Blocks that were begun, of the present part.
     begun: u64,
+    /// Steps that were told.
+    steps: u64,
     /// Bursts during which the state changed: dropped.
     pub dropped: u64,
 }
 
 impl Samples {
+    /// Those of a bench that measures so much, of what these words name (`--only`), or of all if there are none.
+    #[must_use]
+    pub fn new(effort: Effort, only: &[String]) -> Self {
+        Self { effort, only: Only::new(only), ..Self::default() }
+    }
+
+    /// The same of a bench of several [parts](Self::next_part).
+    pub(crate) fn in_parts(effort: Effort, only: &[String]) -> Self {
+        Self { has_parts: true, ..Self::new(effort, only) }
+    }
+
+    /// How much is measured.
+    pub(crate) const fn effort(&self) -> Effort {
+        self.effort
+    }
+
     /// Says that this series is measured twice in each block, under two names: the A/A pair of its metric.
     pub fn control(&mut self, key: &Key) {
-        self.controls.push((key.clone(), key.again()));
+        let pair = (key.clone(), key.again());
+        self.know(key);
+        if !self.controls.contains(&pair) {
+            self.controls.push(pair);
+        }
+    }
+
+    /// Whether this is measured: a burst that nobody wants is not run.
+    pub fn wants(&mut self, key: &Key) -> bool {
+        self.know(key);
+        self.only.wants(key)
+    }
+
+    /// Whether any of these is measured.
+    pub(crate) fn wants_any<'a>(&mut self, keys: impl IntoIterator<Item = &'a Key>) -> bool {
+        let mut any = false;
+        for key in keys {
+            // Each of them is to be known.
+            any |= self.wants(key);
+        }
+        any
+    }
+
+    /// Whether the second one of an A/A pair is measured.
+    pub(crate) fn wants_again(&self, key: &Key) -> bool {
+        self.controls.iter().any(|(first, again)| first == key && self.only.wants(again))
+    }
+
+    /// Says that this can be asked for, of what comes behind the blocks or is there anyway.
+    pub(crate) fn know(&mut self, key: &Key) {
+        if !self.known.contains_key(key) {
+            self.known.insert(key.clone(), self.part);
+        }
+    }
+
+    /// Says that this is measured where the other one is asked for: its x is not known until then.
+    pub(crate) fn stands_for(&mut self, listed: &Key, key: &Key) {
+        if let Only::These { wanted, .. } = &mut self.only
+            && let Some(&part) = wanted.get(listed)
+        {
+            wanted.insert(key.clone(), part);
+        }
+    }
+
+    /// The words of `--only`.
+    pub(crate) fn words(&self) -> &[String] {
+        self.only.words()
+    }
+
+    /// Whether the bench is only asked what there is.
+    pub(crate) const fn is_listing(&self) -> bool {
+        matches!(self.only, Only::Listed { .. })
+    }
+
+    /// Whether bursts of the part of this name are measured.
+    pub(crate) fn wants_part(&self, name: &str) -> bool {
+        match &self.only {
+            Only::All => true,
+            Only::Listed { .. } => false,
+            Only::These { wanted, .. } => {
+                wanted.iter().any(|(key, part)| *part == name && key.metric != Metric::Single)
+            }
+        }
+    }
+
+    /// The number of the next step, of what is told of a bench's progress.
+    pub(crate) fn step(&mut self) -> u64 {
+        let step = self.steps;
+        self.steps += u64::from(!self.is_listing());
+        step
     }
 
     /// Whether another block of the bench, or of the present part of it, is to be measured: what follows belongs to it. There are `blocks`
-    /// in any case, and up to three times as many while one of the bars is not measured or undecided still.
-    pub(crate) fn another(
-        &mut self,
-        effort: Effort,
-        blocks: u64,
-        bars: impl FnOnce(&Self) -> Vec<Bar>,
-    ) -> bool {
-        let goes_on = effort.another(self.begun, blocks, || bars(self));
+    /// in any case, and up to three times as many while one of the bars is not measured or undecided still, as the machine was in different
+    /// states, or varied: it is looked at [three times](LOOKS) only, as who looks after each block until something is decided decides it by
+    /// chance. What failed in every block is not waited for. Where words say what is measured, one block comes before that in which nothing is.
+    ///
+    /// # Errors
+    /// A word that names nothing.
+    pub(crate) fn another(&mut self, blocks: u64, bars: impl Fn(&Self) -> Vec<Bar>) -> Result<bool, String> {
+        if self.is_listing() {
+            self.begun = 1 - self.begun.min(1);
+            if self.begun == 1 || self.has_parts {
+                return Ok(self.begun == 1);
+            }
+            self.settle(&bars)?;
+        }
+        let goes_on = self.wants_part(self.part)
+            && (!self.begun.is_multiple_of(blocks)
+                || self.begun == 0
+                || (self.begun < LOOKS * blocks && self.has_open(&bars)));
         if goes_on {
             self.block(self.begun);
             self.begun += 1;
         }
-        goes_on
+        Ok(goes_on)
     }
 
-    /// What follows is another part of the bench, with blocks of its own.
-    pub(crate) fn next_part(&mut self) {
-        self.begun = 0;
+    /// Whether more blocks could decide one of the bars.
+    fn has_open(&self, bars: &impl Fn(&Self) -> Vec<Bar>) -> bool {
+        // With one burst nothing is decided, and one that failed is tried again.
+        let is_tiny = self.effort == Effort::Tiny;
+        let is_possible = |key: &&Key| {
+            let is_tried = if is_tiny { key.metric != Metric::Single } else { self.kept.contains_key(*key) };
+            is_tried && self.only.wants(key)
+        };
+        let possible = Self::of_each(self.known.keys().filter(is_possible));
+        let open = |bar: &Bar| if is_tiny { bar.value.is_none() } else { bar.is_open() };
+        bars(self).iter().zip(bars(&possible)).any(|(bar, could)| open(bar) && could.value.is_some())
+    }
+
+    /// Finds out what the words name, once everything that there is has asked whether it is wanted.
+    ///
+    /// # Errors
+    /// A word that names nothing.
+    pub(crate) fn settle(&mut self, bars: &impl Fn(&Self) -> Vec<Bar>) -> Result<(), String> {
+        let (Only::Listed { words }, known) = (&self.only, &self.known) else { return Ok(()) };
+        let all = bars(&Self::of_each(known.keys()));
+        let names = all.iter().map(|bar| bar.name.clone()).collect();
+        let (mut wanted, of_bars) = only::named(words, known, names)?;
+        for (n, _) in all.iter().enumerate().filter(|(_, bar)| only::is_in(&bar.name, &of_bars)) {
+            let there = |with: &Points| bars(&Self::of_each(with.keys()))[n].value.is_some();
+            let group: Vec<&Key> = known.keys().collect();
+            let needed = only::needed(known, &group, &there).into_iter();
+            wanted.extend(needed.map(|key| (key.clone(), known[&key])));
+        }
+        // What is no difference is found by the pairs that are most like what is measured.
+        let mut pairs = Points::new();
+        for (key, part) in wanted.iter().filter(|(key, _)| key.metric != Metric::Single) {
+            let like = |n: usize| -> Vec<&(Key, Key)> {
+                let is = |pair: &&(Key, Key)| alike(&pair.0, key)[n] && known.get(&pair.0) == Some(part);
+                self.controls.iter().filter(is).collect()
+            };
+            let found = (0..ALIKE).map(like).find(|found| !found.is_empty()).unwrap_or_default();
+            pairs.extend(
+                found.into_iter().flat_map(|(first, again)| [first, again]).map(|key| (key.clone(), *part)),
+            );
+        }
+        wanted.extend(pairs);
+        self.only = Only::These { words: words.clone(), wanted, bars: of_bars };
+        Ok(())
+    }
+
+    /// One burst of each of these points, of which nothing is known but that it is there.
+    fn of_each<'a>(keys: impl IntoIterator<Item = &'a Key>) -> Self {
+        let burst = Burst::of(0, State::Any, std::iter::repeat_n(1.0, 1000)).expect("it has values");
+        let kept = keys.into_iter().map(|key| (key.clone(), vec![burst])).collect();
+        Self { kept, ..Self::default() }
+    }
+
+    /// What is made of these samples, bars or claims, without what nobody asked for: that is what the points that are measured would leave
+    /// open as well, or what no point has anything to do with, unless its name was asked for.
+    pub(crate) fn asked<T>(
+        &self,
+        make: impl Fn(&Self) -> Vec<T>,
+        is_open: impl Fn(&T) -> bool,
+        name: impl Fn(&T) -> &str,
+    ) -> Vec<T> {
+        let all = make(self);
+        let Only::These { wanted, .. } = &self.only else { return all };
+        let (with, without) = (make(&Self::of_each(wanted.keys())), make(&Self::default()));
+        let is_asked = |one: &T, n: usize| {
+            let (with, without) = (with.get(n).is_none_or(&is_open), without.get(n).is_none_or(&is_open));
+            self.only.names(name(one)) || (!with && without)
+        };
+        all.into_iter().enumerate().filter(|(n, one)| is_asked(one, *n)).map(|(_, one)| one).collect()
+    }
+
+    /// What follows is the part of the bench that is called so, with blocks of its own.
+    pub(crate) fn next_part(&mut self, name: &'static str) {
+        (self.part, self.begun) = (name, 0);
     }
 
     /// How many blocks were begun, of the present part.
@@ -154,7 +345,24 @@ impl Samples {
 
     /// Says that this is to be measured, so that it is missed where it is not.
     pub fn expect(&mut self, key: &Key) {
-        self.expected.insert(key.clone());
+        if self.only.wants(key) {
+            self.expected.insert(key.clone());
+        }
+    }
+
+    /// Adds rows that no burst is behind: what a model says, or what was counted or done once. They can be asked for from then on.
+    pub(crate) fn singles(&mut self, rows: impl IntoIterator<Item = Row>) {
+        for row in rows {
+            self.know(&Key::of(&row));
+            self.singles.push(row);
+        }
+    }
+
+    /// What a row says that no burst is behind.
+    pub(crate) fn value(&self, op: &str, x: u64, series: &str) -> Option<f64> {
+        let key = Key::single(op, x, series);
+        let row = self.singles.iter().find(|row| Key::of(row) == key && self.only.wants(&key));
+        row.map(|row| row.p50).or_else(|| self.median(&key))
     }
 
     /// Adds one burst's values, in the metric's unit, unless the state changed while it ran.
@@ -164,6 +372,9 @@ impl Samples {
 
     /// The same of what processes ran.
     pub fn add_measured(&mut self, key: &Key, before: State, after: State, measured: impl Into<Measured>) {
+        if !self.only.wants(key) {
+            return;
+        }
         if before != after {
             self.dropped += 1;
             return;
@@ -176,16 +387,16 @@ impl Samples {
     }
 
     /// Runs bursts until the machine was in one state all through one of them, some times at most, and adds that one's values. A
-    /// [control](Self::control) is measured twice.
+    /// [control](Self::control) is measured twice. What nobody wants is not measured.
     ///
     /// # Errors
     /// What the burst said.
     pub(crate) fn burst<M: Into<Measured>>(
         &mut self,
-        effort: Effort,
         key: &Key,
         run: impl FnMut() -> Result<M, String>,
     ) -> Result<(), String> {
+        let effort = self.effort;
         self.burst_in(|| effort.probe(), key, run)
     }
 
@@ -199,53 +410,53 @@ impl Samples {
         key: &Key,
         mut run: impl FnMut() -> Result<M, String>,
     ) -> Result<(), String> {
-        let again = self.controls.iter().find(|(first, _)| first == key).map(|(_, again)| again.clone());
-        let mut names = vec![key.clone()];
-        names.extend(again);
+        self.bursts_in(probe, std::slice::from_ref(key), || Ok(vec![run()?.into()]))
+    }
+
+    /// The same of a burst that says something of several keys, one after the other.
+    ///
+    /// # Errors
+    /// What the burst said.
+    pub(crate) fn bursts(
+        &mut self,
+        keys: &[Key],
+        run: impl FnMut() -> Result<Vec<Measured>, String>,
+    ) -> Result<(), String> {
+        let effort = self.effort;
+        self.bursts_in(|| effort.probe(), keys, run)
+    }
+
+    fn bursts_in(
+        &mut self,
+        probe: impl Fn() -> State,
+        keys: &[Key],
+        mut run: impl FnMut() -> Result<Vec<Measured>, String>,
+    ) -> Result<(), String> {
+        const TRIES: u32 = 4;
+        let mut names = vec![keys.to_vec()];
+        if keys.iter().any(|key| self.controls.iter().any(|(first, _)| first == key)) {
+            names.push(keys.iter().map(Key::again).collect());
+        }
         // Whichever is first has no name of its own.
         if self.block % 2 == 1 {
             names.reverse();
         }
-        self.expected.extend(names.iter().cloned());
-        names.iter().try_for_each(|name| self.several(&probe, || Ok(vec![(name.clone(), run()?.into())])))
-    }
-
-    /// The same of a burst that says something of several keys, which are missed where it fails; none of them is measured twice here.
-    ///
-    /// # Errors
-    /// What the burst said.
-    pub(crate) fn together<const N: usize>(
-        &mut self,
-        effort: Effort,
-        keys: [&Key; N],
-        mut run: impl FnMut() -> Result<[Measured; N], String>,
-    ) -> Result<(), String> {
-        self.expected.extend(keys.into_iter().cloned());
-        self.several(|| effort.probe(), || Ok(keys.into_iter().cloned().zip(run()?).collect()))
-    }
-
-    /// The same of a burst that has values of several keys, none of which is a control.
-    ///
-    /// # Errors
-    /// What the burst said.
-    pub(crate) fn several(
-        &mut self,
-        probe: impl Fn() -> State,
-        mut run: impl FnMut() -> Result<Vec<(Key, Measured)>, String>,
-    ) -> Result<(), String> {
-        const TRIES: u32 = 4;
-        let mut before = probe();
-        for _ in 0..TRIES {
-            let measured = run()?;
-            let after = probe();
-            for (key, measured) in measured {
-                self.add_measured(&key, before, after, measured);
-                self.expected.insert(key);
+        keys.iter().for_each(|key| self.know(key));
+        names.retain(|names| names.iter().any(|key| self.only.wants(key)));
+        names.iter().flatten().for_each(|key| self.expect(key));
+        for names in names {
+            let mut before = probe();
+            for _ in 0..TRIES {
+                let measured = run()?;
+                let after = probe();
+                for (key, measured) in names.iter().zip(measured) {
+                    self.add_measured(key, before, after, measured);
+                }
+                if after == before {
+                    break;
+                }
+                before = after;
             }
-            if after == before {
-                break;
-            }
-            before = after;
         }
         Ok(())
     }
@@ -332,17 +543,11 @@ impl Samples {
             let wide = |(_, i): (State, Interval)| (i.n >= LEAST).then(|| i.high.max(1.0 / i.low));
             ratio.all().filter_map(wide).reduce(f64::max)
         };
-        let load = ServerLoad::of(&compared.series);
-        let alike = |first: &Key| {
-            let metric = first.metric == compared.metric;
-            let op = metric && first.op == compared.op;
-            [op && ServerLoad::of(&first.series) == load, op, metric, true]
-        };
         let widest = |n: usize| {
-            let those = self.controls.iter().filter(|(first, _)| alike(first)[n]);
+            let those = self.controls.iter().filter(|(first, _)| alike(first, compared)[n]);
             those.filter_map(of).reduce(f64::max)
         };
-        (0..4).find_map(widest).unwrap_or(1.0)
+        (0..ALIKE).find_map(widest).unwrap_or(1.0)
     }
 
     /// The A/A pairs: what was measured twice, and how far apart it was.
@@ -352,7 +557,7 @@ impl Samples {
             let ratio = self.bare_ratio(Statistic::P50, first, again);
             Control { op: first.op.clone(), x: first.x, series: first.series.clone(), ratio }
         };
-        self.controls.iter().map(of).collect()
+        self.controls.iter().filter(|(_, again)| self.only.wants(again)).map(of).collect()
     }
 
     fn of(&self, key: &Key) -> &[Burst] {
@@ -382,13 +587,18 @@ impl Samples {
         stats::mean(&values)
     }
 
+    /// The most that a burst of it had as its median.
+    #[must_use]
+    pub fn most(&self, key: &Key) -> Option<f64> {
+        self.of(key).iter().filter_map(|burst| burst.get(Statistic::P50)).reduce(f64::max)
+    }
+
     /// Every point as a row of the report.
     #[must_use]
     pub fn rows(&self) -> Vec<Row> {
-        self.kept
-            .keys()
-            .flat_map(|key| State::ALL.into_iter().filter_map(|state| self.row(key, state)))
-            .collect()
+        let of = |key| State::ALL.into_iter().filter_map(move |state| self.row(key, state));
+        let singles = self.singles.iter().filter(|row| self.only.wants(&Key::of(row)));
+        self.kept.keys().flat_map(of).chain(singles.cloned()).collect()
     }
 
     fn row(&self, key: &Key, state: State) -> Option<Row> {
@@ -467,6 +677,16 @@ impl Samples {
         };
         self.expected.iter().filter(few).map(line).collect()
     }
+}
+
+/// How many ways there are in which an A/A pair may be like what is compared.
+const ALIKE: usize = 4;
+
+/// In which ways an A/A pair is like it, the nearest first: of its operation at such a server, of its operation, of its metric, of the bench.
+fn alike(first: &Key, compared: &Key) -> [bool; ALIKE] {
+    let metric = first.metric == compared.metric;
+    let op = metric && first.op == compared.op;
+    [op && ServerLoad::of(&first.series) == ServerLoad::of(&compared.series), op, metric, true]
 }
 
 /// The logarithm of a statistic in each block: where a block has several bursts, their mean. What is zero has none.
@@ -619,13 +839,13 @@ mod tests {
 
     #[test]
     fn a_control_is_measured_twice_in_a_block() {
-        let mut samples = Samples::default();
+        let mut samples = Samples::new(Effort::Tiny, &[]);
         samples.control(&key("a"));
         let mut runs = 0;
         for block in 0..3 {
             samples.block(block);
             samples
-                .burst(Effort::Tiny, &key("a"), || {
+                .burst(&key("a"), || {
                     runs += 1;
                     Ok(vec![f64::from(runs)])
                 })
@@ -637,14 +857,152 @@ mod tests {
 
     #[test]
     fn a_burst_may_say_something_of_several_keys() {
-        let mut samples = Samples::default();
+        let mut samples = Samples::new(Effort::Tiny, &[]);
+        samples.control(&key("b"));
         samples.block(1);
-        let keys = [&key("a"), &key("b")];
-        samples.together(Effort::Tiny, keys, || Ok([vec![1.0].into(), vec![2.0, 2.0].into()])).unwrap();
+        let mut runs = 0;
+        let both = || {
+            runs += 1;
+            Ok(vec![vec![1.0].into(), vec![2.0, f64::from(runs)].into()])
+        };
+        samples.bursts(&[key("a"), key("b")], both).unwrap();
         let found: Vec<_> = samples.rows().into_iter().map(|row| (row.series, row.bursts, row.n)).collect();
-        assert_eq!(found, [("a".to_owned(), 1, 1), ("b".to_owned(), 1, 2)]);
-        assert!(samples.together(Effort::Tiny, [&key("c")], || Err("it fails".into())).is_err());
+        let row = |series: &str, n| (series.to_owned(), 1, n);
+        assert_eq!(found, [row("a", 1), row("a (again)", 1), row("b", 2), row("b (again)", 2)]);
+        assert!(samples.bursts(&[key("c")], || Err("it fails".into())).is_err());
         assert_eq!(samples.lacking(1), ["write 64 c: 0 of 1 bursts"]);
+    }
+
+    /// Three series, one of them with a bar beside the first, and what the two of them cost; a model beside them.
+    fn asked(only: &[&str]) -> Result<(Samples, Vec<String>), String> {
+        let words: Vec<String> = only.iter().map(|word| (*word).to_owned()).collect();
+        let mut samples = Samples::new(Effort::Tiny, &words);
+        samples.control(&key("Bare"));
+        samples.singles([Row::single("model", 64, "paper", ("ratio", "times"), 2.0, Kind::Model)]);
+        let mut run = Vec::new();
+        while samples.another(1, bars)? {
+            for series in ["Bare", "ours", "peer"] {
+                samples.burst(&key(series), || {
+                    run.push(series.to_owned());
+                    Ok(vec![1.0])
+                })?;
+            }
+        }
+        Ok((samples, run))
+    }
+
+    fn bars(samples: &Samples) -> Vec<Bar> {
+        let ratio = |over: &str, under: &str| samples.ratio(&key(over), &key(under));
+        vec![
+            Bar::new("fast enough", ratio("ours", "Bare"), Sense::AtMost, 1.25),
+            Bar::new("as fast as others", ratio("ours", "peer"), Sense::AtMost, 1.25),
+            Bar::new("model: twice", samples.value("model", 64, "paper"), Sense::AtLeast, 1.7),
+        ]
+    }
+
+    fn of(only: &[&str]) -> (Vec<String>, Vec<String>, usize) {
+        let (samples, run) = asked(only).expect("there is something of that name");
+        let bars = samples.asked(bars, |bar| bar.value.is_none(), |bar| &bar.name);
+        assert!(bars.iter().all(|bar| bar.value.is_some()), "{bars:?}");
+        let rows: BTreeSet<String> = samples.rows().into_iter().map(|row| row.series).collect();
+        assert!(run.iter().all(|series| rows.contains(series)), "{rows:?}");
+        (run, bars.into_iter().map(|bar| bar.name).collect(), rows.len())
+    }
+
+    #[test]
+    fn only_what_is_asked_for_is_measured_with_the_pair_that_it_is_judged_by() {
+        let (run, bars, rows) = of(&[]);
+        assert_eq!((run.len(), bars.len(), rows), (4, 3, 5));
+        let pair = ["Bare", "Bare"];
+        let with = |series: &'static str| [&pair[..], &[series]].concat();
+        // A series, whatever its case.
+        assert_eq!(of(&["PEER"]), (owned(with("peer")), vec![], 3));
+        // What a bar is made of.
+        let fast = vec!["fast enough".to_owned()];
+        assert_eq!(of(&["fast enough"]), (owned(with("ours")), fast.clone(), 3));
+        // Whatever is measured anyway is judged.
+        assert_eq!(of(&["ours", "bare"]), (owned(with("ours")), fast, 3));
+        // An operation has all series.
+        assert_eq!(of(&["rit"]).0.len(), 4);
+        // What was not measured needs no block.
+        assert_eq!(of(&["twice"]), (vec![], vec!["model: twice".to_owned()], 1));
+    }
+
+    fn owned(all: Vec<&str>) -> Vec<String> {
+        all.into_iter().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn a_word_that_names_nothing_is_an_error_that_lists_what_there_is() {
+        let Err(why) = asked(&["ours", "nobody"]) else { panic!("there is no such thing") };
+        for part in [
+            "\"nobody\"",
+            "operations: model; write",
+            "series: Bare; ours; paper; peer",
+            "bars: as fast as others; fast",
+        ] {
+            assert!(why.contains(part), "no {part}: {why}");
+        }
+        assert!(!why.contains("parts:"), "it has none: {why}");
+    }
+
+    #[test]
+    fn a_part_of_a_bench_can_be_asked_for() {
+        let mut samples = Samples::in_parts(Effort::Tiny, &["second".to_owned()]);
+        let mut run = Vec::new();
+        for _ in 0..2 {
+            for (part, series) in [("the first", "a"), ("the second", "b")] {
+                samples.next_part(part);
+                while samples.another(1, |_| Vec::new()).expect("nobody is asked yet") {
+                    samples
+                        .burst(&key(series), || {
+                            run.push(series);
+                            Ok(vec![1.0])
+                        })
+                        .expect("it runs");
+                }
+            }
+            samples.settle(&|_: &Samples| Vec::new()).expect("there is a second part");
+        }
+        assert_eq!(run, ["b"]);
+    }
+
+    #[test]
+    fn what_is_open_gets_more_blocks_and_not_for_ever() {
+        let blocks = |effort, value: fn(u64) -> Option<f64>| {
+            let mut samples = Samples::new(effort, &[]);
+            // What is there, so that it could be decided.
+            samples.expect(&key("a"));
+            add(&mut samples, "a", State::Any, 0, 1.0);
+            let bars = |samples: &Samples| {
+                let value = if samples.blocks() == 0 { Some(2.0) } else { value(samples.blocks()) };
+                vec![Bar::new("a", value, Sense::AtMost, 1.0)]
+            };
+            while samples.another(3, bars).expect("all is measured") {}
+            samples.blocks()
+        };
+        assert_eq!(blocks(Effort::Quick, |_| Some(2.0)), 3);
+        assert_eq!(blocks(Effort::Quick, |n| (n >= 5).then_some(2.0)), 6, "it is looked at twice");
+        assert_eq!(blocks(Effort::Quick, |_| None), 9);
+    }
+
+    #[test]
+    fn a_tiny_run_does_not_wait_for_a_decision_nor_any_for_what_always_fails() {
+        let blocks = |effort, series: &str| {
+            let mut samples = Samples::new(effort, &[]);
+            let bars =
+                |samples: &Samples| vec![Bar::new("a", samples.level(&key(series)), Sense::AtMost, 1.0)];
+            while samples.another(1, bars).expect("all is measured") {
+                samples.burst_in(|| State::Any, &key("a"), || Ok(vec![1.0])).expect("it runs");
+                let fails = || Err::<Vec<f64>, _>("always".to_owned());
+                assert!(samples.burst_in(|| State::Any, &key("fails"), fails).is_err());
+            }
+            samples.blocks()
+        };
+        assert_eq!((blocks(Effort::Tiny, "a"), blocks(Effort::Full, "a")), (1, 3));
+        // A tiny one has one burst of each, which may have failed by chance.
+        assert_eq!((blocks(Effort::Tiny, "fails"), blocks(Effort::Full, "fails")), (3, 1));
+        assert_eq!((blocks(Effort::Tiny, "nobody's"), blocks(Effort::Full, "nobody's")), (1, 1));
     }
 
     #[test]

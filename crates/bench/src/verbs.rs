@@ -4,16 +4,15 @@
 //! perftest's client and server have a core each. What perftest starts anew for every figure, the bare sockets and the
 //! two APIs keep open: processes of the transport bench, which take turns with it.
 
-use std::io::Read;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::effort::Effort;
+use crate::effort;
 use crate::limits::udp;
 use crate::peers::{free_port, version};
 use crate::perftest::{Op, Run};
-use crate::process;
+use crate::process::{self, Running};
 use crate::report::{Bar, Report, Sense};
 use crate::role::{self, Lost, Ran};
 use crate::samples::{Key, Metric, Samples};
@@ -24,10 +23,8 @@ use crate::transport::session::Session;
 /// How the bench is run.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// How much is measured.
-    pub effort: Effort,
-    /// The program that is started with the arguments `bench-agent ROLE`.
-    pub program: PathBuf,
+    /// As any bench.
+    pub common: effort::Options,
     /// Where our libraries are.
     pub libraries: PathBuf,
 }
@@ -46,13 +43,15 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// # Errors
 /// One sentence when nothing at all can be measured.
 pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Result<Report, String> {
-    let (rounds, ms, sizes): (u64, u64, &[u64]) = options.effort.pick(
+    let effort::Options { effort, only, program } = &options.common;
+    let (rounds, ms, sizes): (u64, u64, &[u64]) = effort.pick(
         (1, 3, &[64, 64 << 10]),
         (6, 10, &[64, 4 << 10, 64 << 10, 1 << 20]),
         (7, 40, &[64, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20]),
     );
-    let mut bench = Bench { options, samples: Samples::default(), lost: Lost::default() };
-    let open = |path| (path, Session::new(&options.program, path, Some(&options.libraries)));
+    let samples = Samples::new(*effort, only);
+    let mut bench = Bench { options, samples, lost: Lost::default() };
+    let open = |path| (path, Session::new(program, path, Some(&options.libraries)));
     let mut bare = open(Path::BareUdpLo);
     let mut apis = APIS.map(open);
     let runs: Vec<Run> = Op::ALL
@@ -70,23 +69,18 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
         })
         .collect();
     let total = rounds * (runs.len() + sizes.len() + API_TESTS.len()) as u64;
-    let mut done = 0;
-    let mut step = |what: &str| {
-        done += 1;
-        progress(done, total, what);
-    };
     bench.samples.control(&api_key(Op::Write, Path::UdpServedLo));
-    while bench.samples.another(options.effort, rounds, bars) {
+    while bench.samples.another(rounds, bars)? {
         for &size in sizes {
-            step(&format!("{BARE} {}", crate::report::bytes(size)));
+            progress(bench.samples.step(), total, &format!("{BARE} {}", crate::report::bytes(size)));
             bench.bare(&mut bare, size, ms);
             for run in runs.iter().filter(|run| run.size == size) {
-                step(&run.words(SERIES));
+                progress(bench.samples.step(), total, &run.words(SERIES));
                 bench.perftest(run);
             }
         }
         for (test, op) in API_TESTS {
-            step(&format!("both APIs, {}", op.word()));
+            progress(bench.samples.step(), total, &format!("both APIs, {}", op.word()));
             // Alternating within the round too: the difference that is looked for is small.
             for _ in 0..4 {
                 for (api, path) in apis.iter_mut().zip(APIS) {
@@ -94,10 +88,6 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
                 }
             }
         }
-    }
-    let skipped = bench.lost.lines();
-    if bench.samples.rows().is_empty() {
-        return Err(format!("nothing could be measured: {}", skipped.join("; ")));
     }
     let params = serde_json::json!({
         "rounds": bench.samples.blocks(), "ms": ms, "pinned": role::pinned(),
@@ -107,8 +97,7 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
                     by post and poll: from posting to the completion, both sides polling",
         "bare streams": udp::OFFLOADS,
     });
-    let bars = bars(&bench.samples);
-    Ok(Report::new("verbs", options.effort, params, &bench.samples, bars, skipped))
+    Report::new("verbs", params, &bench.samples, bars, |_| Vec::new(), bench.lost.lines())
 }
 
 fn api_key(op: Op, path: Path) -> Key {
@@ -148,8 +137,7 @@ impl Bench<'_> {
     /// A test of 64 B of one of the two APIs.
     fn api(&mut self, session: &mut Open, key: &Key, test: Test, ms: u64) {
         let us = |values: Vec<u64>| values.into_iter().map(|nanos| nanos as f64 * 1e-3).collect::<Vec<f64>>();
-        let done =
-            self.samples.burst(self.options.effort, key, || Ok(sample(session, test, 64, ms)?.map(us)));
+        let done = self.samples.burst(key, || Ok(sample(session, test, 64, ms)?.map(us)));
         self.unless(done, || cell(session, test, 64));
     }
 
@@ -159,53 +147,45 @@ impl Bench<'_> {
         }
     }
 
-    /// One run of a pair of processes, whose values, in nanoseconds, are made samples of several keys.
+    /// Bare sockets under each operation's name, so that they stand beside it: one run of a pair of processes, whose values are in
+    /// nanoseconds.
     fn burst(
         &mut self,
         session: &mut Open,
-        test: Test,
+        (test, metric): (Test, Metric),
         size: u64,
         ms: u64,
-        samples: impl Fn(&[u64]) -> Vec<(Key, Vec<f64>)>,
+        values: impl Fn(Op, &[u64]) -> Vec<f64>,
     ) {
-        let effort = self.options.effort;
-        let done = self.samples.several(
-            || effort.probe(),
-            || {
-                let ran = sample(session, test, size, ms)?;
-                let operations = if test.is_burst() { 0 } else { ran.values.len() as u64 };
-                let of = |(key, values)| (key, (ran.clone().map(|_| values), operations).into());
-                Ok(samples(&ran.values).into_iter().map(of).collect())
-            },
-        );
+        let key = |op: Op| Key { op: op.word().to_owned(), x: size, series: BARE.to_owned(), metric };
+        let done = self.samples.bursts(&Op::ALL.map(key), || {
+            let ran = sample(session, test, size, ms)?;
+            let operations = if test.is_burst() { 0 } else { ran.values.len() as u64 };
+            let of = |op| (ran.clone().map(|nanos| values(op, &nanos)), operations).into();
+            Ok(Op::ALL.into_iter().map(of).collect())
+        });
         self.unless(done, || cell(session, test, size));
     }
 
-    /// Bare sockets under each operation's name, so that they stand beside it.
     fn bare(&mut self, session: &mut Open, size: u64, ms: u64) {
-        let key = |op: Op, metric| Key { op: op.word().to_owned(), x: size, series: BARE.to_owned(), metric };
         if size <= BARE_MAX {
-            self.burst(session, Test::Ping, size, ms, |values| {
-                let us = |op| {
-                    let whole = if op == Op::Read { 1e-3 } else { 0.5e-3 };
-                    values.iter().map(|nanos| *nanos as f64 * whole).collect()
-                };
-                Op::ALL.map(|op| (key(op, Metric::Latency), us(op))).into()
+            self.burst(session, (Test::Ping, Metric::Latency), size, ms, |op, nanos| {
+                let whole = if op == Op::Read { 1e-3 } else { 0.5e-3 };
+                nanos.iter().map(|nanos| *nanos as f64 * whole).collect()
             });
         }
         // Its datagrams are of one size, that of a full packet.
         if size >= 4 << 10 {
-            self.burst(session, Test::Stream, size, ms, |pair| {
+            self.burst(session, (Test::Stream, Metric::Throughput), size, ms, |_, pair| {
                 let [operations, nanos] = pair[..] else { return Vec::new() };
-                let rate = (operations * size) as f64 / nanos.max(1) as f64;
-                Op::ALL.map(|op| (key(op, Metric::Throughput), vec![rate])).into()
+                vec![(operations * size) as f64 / nanos.max(1) as f64]
             });
         }
     }
 
     fn perftest(&mut self, run: &Run) {
         let options = self.options;
-        let done = self.samples.burst(options.effort, &run.key(SERIES), || pair(options, run));
+        let done = self.samples.burst(&run.key(SERIES), || pair(options, run));
         self.unless(done, || run.words(SERIES));
     }
 }
@@ -233,16 +213,16 @@ fn pair(options: &Options, run: &Run) -> Result<Vec<f64>, String> {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::null());
-        process::spawn(&mut command).map(Program).map_err(|e| format!("taskset {}: {e}", run.program()))
+        process::spawn(&mut command).map(Running).map_err(|e| format!("taskset {}: {e}", run.program()))
     };
     let server = start(0, None)?;
     // It prints its parameters when it listens, but into a pipe's buffer: so the client tries until it is there.
     let begin = Instant::now();
     loop {
-        let text = start(1, Some("127.0.0.1"))?.read(PATIENCE)?;
+        let (_, text) = start(1, Some("127.0.0.1"))?.finish(PATIENCE)?;
         match run.parse(&text) {
             Ok(values) => {
-                server.read(PATIENCE)?;
+                server.finish(PATIENCE)?;
                 return Ok(values);
             }
             Err(_) if text.contains("ouldn't connect") && begin.elapsed() < Duration::from_secs(5) => {
@@ -250,36 +230,6 @@ fn pair(options: &Options, run: &Run) -> Result<Vec<f64>, String> {
             }
             Err(why) => return Err(why),
         }
-    }
-}
-
-/// Ends the process that it holds, however its holder ends.
-struct Program(Child);
-
-impl Program {
-    /// What it prints until it ends.
-    fn read(mut self, patience: Duration) -> Result<String, String> {
-        let mut out = self.0.stdout.take().ok_or("no standard output")?;
-        let reader = std::thread::spawn(move || {
-            let mut text = String::new();
-            let _ = out.read_to_string(&mut text);
-            text
-        });
-        let begin = Instant::now();
-        while self.0.try_wait().map_err(|e| e.to_string())?.is_none() {
-            if begin.elapsed() > patience {
-                return Err(format!("perftest did not end within {} s", patience.as_secs()));
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        reader.join().map_err(|_| "the reader panicked".to_owned())
-    }
-}
-
-impl Drop for Program {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }
 

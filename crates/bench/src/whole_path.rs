@@ -54,9 +54,9 @@ fn bars(samples: &Samples) -> Vec<Bar> {
 /// As a bench runs: blocks, in random order, until all is decided or there were three times as many.
 fn run(seed: u64, factor: f64) -> Report {
     let mut machine = Machine { random: fastrand::Rng::with_seed(seed), drift: 1.0 };
-    let mut samples = Samples::default();
+    let mut samples = Samples::new(Effort::Full, &[]);
     samples.control(&key("a"));
-    while samples.another(Effort::Full, BLOCKS, bars) {
+    while samples.another(BLOCKS, bars).expect("all is measured") {
         machine.drift = 1.0 + 2.0 * machine.random.f64();
         for n in samples.order(SERIES.len()) {
             let us = [10.0, 10.0, 10.0 * factor, 20.0][n];
@@ -64,11 +64,11 @@ fn run(seed: u64, factor: f64) -> Report {
             samples.burst_in(|| State::Near, &key(SERIES[n]), burst).expect("it cannot fail");
         }
     }
-    let claim = |verdict| Claim::new("slower is not slower", verdict, "");
-    let slower = samples.ratio(&key("slower"), &key("a"));
-    let params = serde_json::json!({ "claims": [claim(Verdict::judged(slower, Sense::AtMost, 1.0))] });
-    let bars = bars(&samples);
-    Report::new("transport", Effort::Full, params, &samples, bars, Vec::new())
+    let claims = |samples: &Samples| {
+        let verdict = Verdict::judged(samples.ratio(&key("slower"), &key("a")), Sense::AtMost, 1.0);
+        vec![Claim::new("slower is not slower", verdict, "")]
+    };
+    Report::new("transport", serde_json::json!({}), &samples, bars, claims, Vec::new()).expect("it has rows")
 }
 
 #[test]

@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::process::ExitCode;
 
-use remanence_bench::effort::Effort;
+use remanence_bench::effort::{self, Effort};
 use remanence_bench::erda::{self, Carrier, Options, Part, figure};
 use remanence_bench::report::Report;
 use remanence_bench::role;
@@ -22,24 +22,26 @@ fn main() -> ExitCode {
         _ => {}
     }
     let dir = std::env::temp_dir();
-    let options = Options {
-        effort: Effort::Tiny,
-        program: std::env::current_exe().expect("it runs"),
+    let options = |only: &[&str]| Options {
+        common: effort::Options {
+            effort: Effort::Tiny,
+            only: only.iter().map(|word| (*word).to_owned()).collect(),
+            program: std::env::current_exe().expect("it runs"),
+        },
         carrier: Carrier::Udp,
         dir: dir.clone(),
-        parts: Vec::new(),
     };
     let mut steps = Vec::new();
     let told = &mut |done: u64, of: u64, what: &str| {
         assert!(done < of, "step {done} of {of}: {what}");
         steps.push(what.to_owned());
     };
-    let (report, claims) = erda::run(&options, told).expect("it measures something");
+    let report = erda::run(&options(&[]), told).expect("it measures something");
     for line in &report.skipped {
         eprintln!("skipped: {line}");
     }
     whole(&report);
-    assert_eq!(claims.len(), 19, "a verdict for each claim");
+    assert_eq!(report.claims.len(), 19, "a verdict for each claim");
     json(&report);
     let svg = dir.join(format!("rem-bench-erda-tiny-{}.svg", std::process::id()));
     figure::draw(&report, &svg).expect("there is something to draw");
@@ -49,12 +51,45 @@ fn main() -> ExitCode {
     } else {
         eprintln!("kept {}", svg.display());
         eprintln!("{}", report.table());
-        eprintln!("{}", remanence_bench::claims::text(&claims));
+        eprintln!("{}", remanence_bench::claims::text(&report.claims));
     }
     assert!(drawn.contains("Table 1: bytes update") && drawn.contains("GET on tmpfs"), "panels are missing");
+    only(options);
     nothing_is_left();
     println!("erda: {} rows, {} bars, {} steps: fine", report.rows.len(), report.bars.len(), steps.len());
     ExitCode::SUCCESS
+}
+
+/// A part by its name, a figure of one workload, and a bar: nothing else is measured, and nothing is said of what was not asked for.
+fn only(options: impl Fn(&[&str]) -> Options) {
+    let run = |words: &[&str]| erda::run(&options(words), &mut |_, _, _| {});
+    let ops = |report: &Report| report.rows.iter().map(|row| row.op.clone()).collect::<BTreeSet<_>>();
+    let bytes = run(&["BYTES"]).expect("a part");
+    assert!(
+        bytes.rows.iter().all(|row| row.metric == "written") && !bytes.rows.is_empty(),
+        "{:?}",
+        ops(&bytes)
+    );
+    assert!(bytes.bars.iter().all(|bar| bar.holds) && bytes.bars.len() == 7, "{:?}", bytes.bars);
+    assert_eq!((bytes.claims.len(), bytes.controls.len()), (2, 0));
+    let bar = "YCSB-C throughput, 4 threads, busy server: Erda / Redo Logging";
+    let threads = run(&[bar]).expect("a bar");
+    let series: BTreeSet<_> = threads.rows.iter().map(|row| (&row.op[..], &row.series[..])).collect();
+    let by = "YCSB-C by threads";
+    let pair = [(by, "Redo Logging/idle"), (by, "Redo Logging/idle (again)")];
+    let wanted = [(by, "Erda/busy 50 us"), (by, "Redo Logging/busy 50 us")];
+    assert_eq!(series, wanted.into_iter().chain(pair).collect(), "and the A/A pair");
+    assert!(threads.bars.len() == 1 && threads.bars[0].name == bar, "{:?}", threads.bars);
+    assert_eq!(threads.params["parts"], serde_json::json!(["threads"]));
+    let peer = run(&["native, shm"]).expect("a series");
+    let of_pair = |series: &str| series.starts_with("native, udp");
+    assert!(peer.rows.iter().all(|row| row.series.starts_with("native, shm") || of_pair(&row.series)));
+    assert!(
+        peer.rows.iter().any(|row| row.cpu.is_some_and(|cpu| cpu.client > 0.0)),
+        "nobody knows what it costs"
+    );
+    let why = run(&["peers", "nobody"]).expect_err("there is no such thing");
+    assert!(why.contains("parts: bytes; cleaning; latency; peers; threads"), "{why}");
 }
 
 fn has(report: &Report, op: &str, series: &str, metric: &str) -> bool {

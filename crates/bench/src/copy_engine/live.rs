@@ -7,11 +7,10 @@ use remanence_pmem::engine::{CopyEngine, DsaEngine, Inline, Options, Placement, 
 use remanence_pmem::{FileOptions, PersistenceDomain, Region};
 
 use super::{SIZES, key};
-use crate::effort::Effort;
 use crate::limits::memcpy::Memcpy;
 use crate::machine::State;
 use crate::report::{Bar, Kind, Row};
-use crate::samples::{Metric, Samples};
+use crate::samples::{Key, Metric, Samples};
 
 pub(super) const DRAM: &str = "copy to DRAM";
 pub(super) const PM: &str = "copy to PM";
@@ -96,6 +95,11 @@ fn engines(op: &str, dsa: bool) -> Vec<Engine> {
     engines.filter(|engine| dsa || engine.by != Dsa).collect()
 }
 
+/// Copies that the order test saw out of order, with all engines.
+pub(super) fn out_of_order(samples: &Samples, dsa: bool) -> Option<f64> {
+    engines(ORDER, dsa).into_iter().map(|engine| samples.value(ORDER, ORDER_LEN, &engine.series())).sum()
+}
+
 /// What the order test found with one engine.
 pub(super) struct Order {
     engine: Engine,
@@ -158,50 +162,56 @@ impl Extent {
 }
 
 pub(super) fn run(
-    effort: Effort,
+    options: &crate::effort::Options,
+    rows: Vec<Row>,
     mut progress: impl FnMut(u64, u64, &str),
-    bars: impl Fn(&Samples) -> Vec<Bar>,
+    bars: impl Fn(&Samples, bool) -> Vec<Bar>,
 ) -> Result<Live, String> {
+    let effort = options.effort;
     let extent = effort.pick(Extent::TINY, Extent::QUICK, Extent::FULL);
     let Extent { rounds, ms, target, copies, .. } = extent;
     // It is tested here, and whenever it is opened again.
     let without = DsaEngine::open(Options::new()).err().map(|why| why.to_string());
-    let engines = |op| engines(op, without.is_none());
+    let dsa = without.is_none();
+    let engines = |op| engines(op, dsa);
     let dram = Region::anonymous(target).map_err(|e| e.to_string())?;
     dram.populate();
     let mut dram = Target { region: dram, at: 0 };
     let mut pm = Target { region: declared(target)?, at: 0 };
     let mut memcpy = Memcpy::new(target);
-    let mut samples = Samples::default();
+    let mut samples = Samples::new(effort, &options.only);
+    samples.singles(rows);
+    let order_key = |engine: &Engine| Key::single(ORDER, ORDER_LEN, &engine.series());
+    engines(ORDER).iter().for_each(|engine| samples.know(&order_key(engine)));
     let ops = [DRAM, PM, SUBMIT];
     let steps = 1 + ops.iter().map(|op| engines(op).len()).sum::<usize>();
     let total = rounds * (SIZES.len() * steps) as u64 + engines(ORDER).len() as u64;
-    let mut done = 0;
     samples.control(&key(DRAM, SIZES[0], MEMCPY, Metric::Throughput));
-    while samples.another(effort, rounds, &bars) {
+    while samples.another(rounds, |samples| bars(samples, dsa))? {
         for size in SIZES {
-            done += 1;
-            progress(done, total, MEMCPY);
-            samples.burst(effort, &key(DRAM, size, MEMCPY, Metric::Throughput), || {
+            progress(samples.step(), total, MEMCPY);
+            samples.burst(&key(DRAM, size, MEMCPY, Metric::Throughput), || {
                 Ok(vec![memcpy.burst(size, target, Duration::from_millis(ms))?])
             })?;
             for op in ops {
                 for engine in engines(op) {
-                    done += 1;
-                    progress(done, total, &format!("{op}: {}", engine.series()));
+                    progress(samples.step(), total, &format!("{op}: {}", engine.series()));
                     let target = if op == DRAM { &mut dram } else { &mut pm };
-                    sample(&mut samples, effort, op, engine, target, (size, Duration::from_millis(ms)))?;
+                    sample(&mut samples, op, engine, target, (size, Duration::from_millis(ms)))?;
                 }
             }
         }
     }
     let mut order = Vec::new();
     for engine in engines(ORDER) {
-        done += 1;
-        progress(done, total, &format!("order: {}", engine.series()));
+        if !samples.wants(&order_key(&engine)) {
+            continue;
+        }
+        progress(samples.step(), total, &format!("order: {}", engine.series()));
         let stressed = stress(&mut *engine.make()?, &pm.region, Stress { copies, len: ORDER_LEN, slots: 12 });
         order.push(Order { engine, verdict: stressed.map_err(|e| e.to_string())? });
     }
+    samples.singles(order.iter().map(Order::row));
     Ok(Live { samples, order, ms, target, without })
 }
 
@@ -216,13 +226,13 @@ fn declared(len: u64) -> Result<Region, String> {
 
 fn sample(
     samples: &mut Samples,
-    effort: Effort,
     op: &str,
     engine: Engine,
     target: &mut Target,
     (size, budget): (u64, Duration),
 ) -> Result<(), String> {
     // One core alone knows no states.
+    let effort = samples.effort();
     let probe = || if engine.by == By::Own { State::Any } else { effort.probe() };
     let metric = if op == SUBMIT { Metric::Latency } else { Metric::Throughput };
     samples.burst_in(probe, &key(op, size, &engine.series(), metric), || {

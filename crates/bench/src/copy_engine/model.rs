@@ -11,6 +11,11 @@ use super::live::{DRAM, PM};
 use crate::report::{Kind, Row, figure};
 
 pub(super) const AMPLIFICATION: &str = "write amplification";
+pub(super) const AS_MEASURED: u64 = Cache::AS_MEASURED as u64;
+pub(super) const CACHED: &str = "model: direct cache access";
+pub(super) const PAST: &str = "model: past the cache";
+/// The engine into persistent memory, with direct cache access on and off.
+pub(super) const DCA: [&str; 2] = ["model: IOAT, DCA on", "model: IOAT, DCA off"];
 
 /// memcpy and non-temporal stores of one core, and the DMA engine's peak, in GB/s (figures 5 and 6).
 const MEMCPY: f64 = 9.2;
@@ -67,14 +72,14 @@ impl Model {
             add(DRAM, "model: IOAT, W=1", dma(size, 1));
             add(DRAM, "model: IOAT, W=8", dma(size, 8));
             add(PM, "model: ntstore", NT_STORES);
-            add(PM, "model: IOAT, DCA on", self.to_pm(size, true));
-            add(PM, "model: IOAT, DCA off", self.to_pm(size, false));
+            add(PM, DCA[0], self.to_pm(size, true));
+            add(PM, DCA[1], self.to_pm(size, false));
         }
         for lines in [64, 256, 512, Cache::AS_MEASURED, 1024, 2048, 4096, 16_384] {
             let (lines, x) = (Some(lines), lines as u64);
             let unit = ("ratio", "times");
-            rows.push(row(AMPLIFICATION, x, "model: direct cache access", unit, amplification(lines)));
-            rows.push(row(AMPLIFICATION, x, "model: past the cache", unit, self.direct));
+            rows.push(row(AMPLIFICATION, x, CACHED, unit, amplification(lines)));
+            rows.push(row(AMPLIFICATION, x, PAST, unit, self.direct));
         }
         for (placement, value) in &self.traced {
             let series = format!("model: own CPU, {placement}, traced");

@@ -8,7 +8,7 @@ use remanence_pmem::image::Framing;
 use remanence_pmem::{FileOptions, PersistenceDomain, Region};
 
 use super::key;
-use crate::effort::Effort;
+use crate::effort::Options;
 use crate::machine::State;
 use crate::report::Bar;
 use crate::samples::Samples;
@@ -67,7 +67,7 @@ pub(super) fn unfenced(instruction: Instruction) -> String {
 }
 
 pub(super) fn run(
-    effort: Effort,
+    options: &Options,
     (rounds, updates): (u64, u64),
     mut progress: impl FnMut(u64, u64, &str),
     bars: impl Fn(&Samples, Instruction) -> Vec<Bar>,
@@ -78,24 +78,22 @@ pub(super) fn run(
     let skipped = missing.iter().map(|i| format!("{i}: this CPU does not have it")).collect();
     let regions = instructions.iter().map(|i| declared(*i)).collect::<Result<Vec<Region>, String>>()?;
     let best = instructions[0];
-    let mut live = Live { samples: Samples::default(), instructions, updates, skipped };
+    let samples = Samples::new(options.effort, &options.only);
+    let mut live = Live { samples, instructions, updates, skipped };
+    live.samples.singles(super::model::rows());
     live.samples.control(&key(UPDATE, 10, &fenced(best)));
     live.samples.control(&key(APPEND, 256, Word::Counter.series()));
     let steps = regions.len() as u64 + 2;
-    let mut done = 0;
-    let mut step = |what: &str| {
-        progress(done, rounds * steps, what);
-        done += 1;
-    };
-    while live.samples.another(effort, rounds, |samples| bars(samples, best)) {
+    let mut step = |samples: &mut Samples, what: &str| progress(samples.step(), rounds * steps, what);
+    while live.samples.another(rounds, |samples| bars(samples, best))? {
         for (number, region) in regions.iter().enumerate() {
             let instruction = live.instructions[number];
-            step(&fenced(instruction));
+            step(&mut live.samples, &fenced(instruction));
             live.words(region, instruction)?;
         }
-        step(BARE);
+        step(&mut live.samples, BARE);
         live.bare(&regions[0])?;
-        step(APPEND);
+        step(&mut live.samples, APPEND);
         live.logs(&regions[0], live.samples.blocks())?;
     }
     Ok(live)

@@ -11,39 +11,29 @@ mod model;
 
 use remanence_pmem::flush::Instruction;
 
-use self::live::{APPEND, Live, SEQUENCE, UNFENCED, UPDATE, Word};
+use self::live::{APPEND, SEQUENCE, UNFENCED, UPDATE, Word};
 use crate::claims::{Claim, Shape, Verdict, times};
-use crate::effort::Effort;
+use crate::effort::Options;
 use crate::report::{Bar, Report, Sense, figure};
 use crate::samples::{Key, Metric, Samples};
 use crate::stats::Estimate;
-
-/// How the bench is run.
-#[derive(Clone, Copy, Debug)]
-pub struct Options {
-    /// How much is measured.
-    pub effort: Effort,
-}
 
 /// Runs it. `progress` is told each step, as (done, of, what).
 ///
 /// # Errors
 /// One sentence when there is no memory to write to.
-pub fn run(options: Options, progress: impl FnMut(u64, u64, &str)) -> Result<(Report, Vec<Claim>), String> {
+pub fn run(options: &Options, progress: impl FnMut(u64, u64, &str)) -> Result<Report, String> {
     let extent = options.effort.pick((1, 200), (6, 2_000), (31, 20_000));
-    let live = live::run(options.effort, extent, progress, bars)?;
-    let bars = bars(&live.samples, live.instructions[0]);
-    let claims = claims(&live);
+    let mut live = live::run(options, extent, progress, bars)?;
     let params = serde_json::json!({
         "rounds": live.samples.blocks(), "updates": live.updates,
         "pm": "a tmpfs file, declared ADR: lines are written back and fenced as on a persistent DIMM, and end in DRAM",
         "update": "chunks of a rotating counter, 256 B apart; one chunk is the plain word",
         "x": { UPDATE: "chunks", UNFENCED: "chunks" },
-        "claims": &claims,
     });
-    let mut report = Report::new("counter", options.effort, params, &live.samples, bars, live.skipped);
-    report.rows.extend(model::rows());
-    Ok((report, claims))
+    let (skipped, instructions) = (std::mem::take(&mut live.skipped), &live.instructions);
+    let bars = |samples: &Samples| bars(samples, instructions[0]);
+    Report::new("counter", params, &live.samples, bars, |samples| claims(samples, instructions), skipped)
 }
 
 fn key(op: &str, x: u64, series: &str) -> Key {
@@ -74,16 +64,21 @@ fn nanos(rate: f64) -> f64 {
 fn bars(samples: &Samples, instruction: Instruction) -> Vec<Bar> {
     let best = live::fenced(instruction);
     let ratio = |over, under| ratio(samples, over, under);
+    let value = |of: (&str, u64, &str)| samples.value(of.0, of.1, of.2);
+    let modelled = |over: (&str, u64, &str), under: (&str, u64, &str)| Some(value(over)? / value(under)?);
     vec![
         Bar::new(
             "model: ten chunks in rotation / one, updates a second (7.6 in the paper)",
-            Some(model::rotation()),
+            modelled((UPDATE, 10, model::SERIES), (UPDATE, 1, model::SERIES)),
             Sense::AtLeast,
             7.5,
         ),
         Bar::new(
             "model: 256 B appends, rotating / plain (1.8 to 1.9 in the paper, its server's own work included)",
-            Some(model::append(256, Word::Counter) / model::append(256, Word::Plain)),
+            modelled(
+                (APPEND, 256, &model::series(Word::Counter)),
+                (APPEND, 256, &model::series(Word::Plain)),
+            ),
             Sense::AtLeast,
             1.8,
         ),
@@ -115,21 +110,20 @@ fn bars(samples: &Samples, instruction: Instruction) -> Vec<Bar> {
 }
 
 /// What the machine makes of a rotation, with a fence for each update and without.
-fn effect(live: &Live, instruction: Instruction) -> String {
-    let samples = &live.samples;
+fn effect(samples: &Samples, instruction: Instruction) -> String {
     let (fenced, unfenced) = (rotation(samples, instruction), rotation_unfenced(samples, instruction));
     format!("{instruction}: {} fenced, {} unfenced", times(fenced), times(unfenced))
 }
 
-fn claims(live: &Live) -> Vec<Claim> {
-    let (samples, instruction) = (&live.samples, live.instructions[0]);
+fn claims(samples: &Samples, instructions: &[Instruction]) -> Vec<Claim> {
+    let instruction = instructions[0];
     let best = live::fenced(instruction);
     let ratio = |over, under| ratio(samples, over, under);
     let checksums = ratio((APPEND, 256, live::CHECKSUMS), (APPEND, 256, Word::Counter.series()));
     let rotation = rotation(samples, instruction);
     let unfenced = rotation_unfenced(samples, instruction);
     let sequence = ratio((SEQUENCE, 64, &best), (UPDATE, 1, &best));
-    let all: Vec<String> = live.instructions.iter().map(|i| effect(live, *i)).collect();
+    let all: Vec<String> = instructions.iter().map(|i| effect(samples, *i)).collect();
     let append = |size| ratio((APPEND, size, Word::Counter.series()), (APPEND, size, Word::Plain.series()));
     let keys = [(256, Word::Counter), (256, Word::Plain), (4096, Word::Counter), (4096, Word::Plain)]
         .map(|(size, word)| key(APPEND, size, word.series()));
@@ -217,16 +211,43 @@ fn why(fenced: Option<Estimate>, unfenced: Option<Estimate>) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::effort::Effort;
 
     #[test]
     fn a_small_run_fills_every_bar() {
-        let live = live::run(Effort::Tiny, (1, 200), |_, _, _| {}, bars).unwrap();
-        for bar in bars(&live.samples, live.instructions[0]) {
-            assert!(bar.value.is_some(), "{} has no samples", bar.name);
-            assert!(bar.holds || !bar.name.starts_with("model"), "{bar:?}");
-        }
-        for claim in claims(&live) {
-            assert!(claim.verdict != Verdict::Open, "{claim}");
-        }
+        let options = Options { effort: Effort::Tiny, only: Vec::new(), program: "none".into() };
+        let report = run(&options, |_, _, _| {}).expect("there is memory");
+        assert!(report.whole().is_ok() && report.bars.len() == 6);
+        assert!(
+            report.bars.iter().all(|bar| bar.holds || !bar.name.starts_with("model")),
+            "{:?}",
+            report.bars
+        );
+        assert!(report.claims.iter().all(|claim| claim.verdict != Verdict::Open), "{:?}", report.claims);
+    }
+
+    /// An operation, a model, and a bar by its name: only what they are made of is measured, and judged.
+    #[test]
+    fn only_what_is_asked_for_is_measured_and_judged() {
+        let of = |word: &str| {
+            let options = Options { effort: Effort::Tiny, only: vec![word.into()], program: "none".into() };
+            run(&options, |_, _, _| {})
+        };
+        let rows = |report: &Report| {
+            let names = report.rows.iter().map(|row| (row.op.clone(), row.series.clone()));
+            names.collect::<std::collections::BTreeSet<_>>()
+        };
+        let report = of("CHECKSUMS").expect("a series");
+        assert_eq!(rows(&report).len(), 1 + 2, "and the A/A pair of appends: {:?}", rows(&report));
+        // It is judged by nothing but a claim, whose other side is one of the pair.
+        assert_eq!((report.bars.len(), report.claims.len()), (0, 1));
+        assert!(report.whole().is_ok() && report.params["only"] == serde_json::json!(["checksums"]));
+        let report = of("two bare durable writes").expect("a series, and the bar that it is in");
+        let bars: Vec<&str> = report.bars.iter().map(|bar| &bar.name[..]).collect();
+        assert_eq!(bars, ["live: 256 B appends with a rotating counter / two bare durable writes"]);
+        let report = of("model: ten chunks").expect("a bar");
+        assert_eq!((report.rows.len(), report.bars.len(), report.controls.len()), (2, 1, 0));
+        let why = of("nobody").expect_err("there is no such thing");
+        assert!(why.contains("operations: append; update") && why.contains("checksums only"), "{why}");
     }
 }

@@ -12,7 +12,7 @@ use remanence_pmem::dimm::{Config, Dimms};
 use super::live::{APPEND, CHUNKS, ENTRIES, SEQUENCE, UPDATE, Word};
 use crate::report::{Kind, Row};
 
-const SERIES: &str = "model: Cascade Lake";
+pub(super) const SERIES: &str = "model: Cascade Lake";
 const TIMES: u64 = 1000;
 
 type Medium = Arc<Traced<Region>>;
@@ -25,10 +25,15 @@ pub(super) fn rows() -> Vec<Row> {
     rows.push(row(SEQUENCE, 64, SERIES, 1e3 / sequence_nanos()));
     for size in ENTRIES {
         for word in Word::ALL {
-            rows.push(row(APPEND, size, &format!("model: {}", word.series()), append(size, word)));
+            rows.push(row(APPEND, size, &series(word), append(size, word)));
         }
     }
     rows
+}
+
+/// The series of a log that counts with it.
+pub(super) fn series(word: Word) -> String {
+    format!("model: {}", word.series())
 }
 
 fn row(op: &str, x: u64, series: &str, value: f64) -> Row {

@@ -3,7 +3,6 @@
 //! The paper's clients ask the server while a log is cleaned. Ours go on as always, so the question is what the cleaner's use
 //! of the CPU and of memory costs them.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use remanence_ycsb::workload::Mix;
@@ -26,6 +25,13 @@ pub(super) fn key(mix: Mix, during: bool) -> Key {
     let series = if during { "during log cleaning" } else { "normal" };
     let op = format!("{} cleaning", title(mix));
     Key { op, x: VALUE as u64, series: series.into(), metric: Metric::Latency }
+}
+
+const ERDA: &str = "Erda";
+
+/// What can be asked for of a workload.
+fn keys(mix: Mix) -> [Key; 3] {
+    [key(mix, false), key(mix, true), Key::single(&over_time(mix), 0, ERDA)]
 }
 
 /// What one workload noticed.
@@ -55,24 +61,25 @@ fn whole(found: &Found, asked: Asked) -> impl Iterator<Item = (u64, [u64; 3])> {
 }
 
 impl Bench<'_> {
-    pub(super) fn cleaning(&mut self) -> BTreeMap<Mix, Cleaned> {
-        let mut cleaned = BTreeMap::new();
+    pub(super) fn cleaning(&mut self) {
         for mix in Mix::PAPER_002 {
+            if !self.samples.wants_any(&keys(mix)) {
+                continue;
+            }
             let cell = format!("{} during log cleaning", title(mix));
             self.step(&cell);
             if self.is_late(&cell) {
                 continue;
             }
             match self.cleaned(mix) {
-                Ok(found) => drop(cleaned.insert(mix, found)),
+                Ok(found) => drop(self.cleaned.insert(mix, found)),
                 Err(why) => self.lost.add(cell, why),
             }
         }
-        cleaned
     }
 
     fn cleaned(&mut self, mix: Mix) -> Result<Cleaned, String> {
-        let (records, time, slice) = extent(self.options.effort);
+        let (records, time, slice) = extent(self.options.common.effort);
         self.open(Series::Erda, VALUE, ServerLoad::IDLE, 1, records)?;
         // What shall be cleaned away.
         self.load(Series::Erda, Burst::Load(Asked::new(Mix::Update, VALUE, records, time / 4)))?;
@@ -92,8 +99,9 @@ impl Bench<'_> {
         for (number, [operations, sum, longest]) in whole(found, asked) {
             let mut row = |metric, unit, value: f64, worst: f64| {
                 let x = number * slice / 1_000_000;
-                let row = Row::single(over_time(mix), x, "Erda", (metric, unit), value, Kind::Live);
-                self.rows.push(Row { p99: Some(worst), n: operations, ..row });
+                let row = Row::single(over_time(mix), x, ERDA, (metric, unit), value, Kind::Live);
+                keys(mix).iter().for_each(|listed| self.samples.stands_for(listed, &Key::of(&row)));
+                self.samples.singles([Row { p99: Some(worst), n: operations, ..row }]);
             };
             let mean = sum as f64 / operations.max(1) as f64 / 1e3;
             row("latency", "us", mean, longest as f64 / 1e3);

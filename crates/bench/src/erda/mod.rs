@@ -37,19 +37,18 @@ pub use remanence_ycsb as ycsb;
 pub use self::server::Carrier;
 pub use self::stores::{Native, Target, others};
 
+use self::cleaning::Cleaned;
 use self::client::{Asked, Burst, Clients, Found};
 use self::load::{Load, Until};
 use self::server::{Served, Server, Spec};
 use self::verdicts::Seen;
-use crate::claims::Claim;
-use crate::effort::Effort;
+use crate::effort::{self, Effort};
 use crate::machine::State;
 use crate::process;
-use crate::report::{Report, Row};
+use crate::report::Report;
 use crate::role::{self, Causes, Lost, Pair, Place, Ran};
 use crate::samples::{Key, Metric, Samples};
 use crate::server_load::ServerLoad;
-use crate::stats::Judgement;
 
 /// Bytes of a value where the paper sweeps something else, and says so for its figure 26 only.
 const VALUE: usize = 1024;
@@ -120,16 +119,12 @@ impl Effort {
 /// How the bench is run.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// How much is measured.
-    pub effort: Effort,
-    /// The program that is started with the arguments `bench-agent ROLE` for each process.
-    pub program: PathBuf,
+    /// As any bench; each [`Part`] can be asked for by its name, too.
+    pub common: effort::Options,
     /// What carries packets in the paper's figures; beside peers both are measured.
     pub carrier: Carrier,
     /// A directory on a disk, for comparisons of what is synced to one.
     pub dir: PathBuf,
-    /// What is run; all of it if empty.
-    pub parts: Vec<Part>,
 }
 
 /// What is compared.
@@ -204,6 +199,11 @@ enum Figure {
     Threads,
 }
 
+impl Figure {
+    /// Those of one client, which have one burst in common.
+    const LATENCY: [Self; 5] = [Self::Each, Self::Mean, Self::Application, Self::Process, Self::Messages];
+}
+
 fn key(figure: Figure, mix: Mix, series: Series, load: ServerLoad, x: usize) -> Key {
     let (what, metric) = match figure {
         Figure::Each => ("each", Metric::Latency),
@@ -228,12 +228,12 @@ const CONTROL: (Series, usize) = (Series::Redo, VALUE);
 struct Bench<'a> {
     options: &'a Options,
     samples: Samples,
-    rows: Vec<Row>,
     lost: Lost,
     /// Of peers: version and command line.
     settings: BTreeMap<String, String>,
     pairs: BTreeMap<Series, Pair<Server, Clients>>,
     table1: Vec<table1::Cell>,
+    cleaned: BTreeMap<Mix, Cleaned>,
     /// When logs were being cleaned in figure 26: milliseconds, by operation.
     intervals: BTreeMap<String, Vec<[f64; 2]>>,
     state: State,
@@ -250,64 +250,49 @@ struct Bench<'a> {
 ///
 /// # Errors
 /// One sentence when nothing at all can be measured; what cannot be measured alone is in the report's `skipped`.
-pub fn run(
-    options: &Options,
-    progress: &mut dyn FnMut(u64, u64, &str),
-) -> Result<(Report, Vec<Claim>), String> {
-    let effort = options.effort;
-    let parts = if options.parts.is_empty() { Part::ALL.to_vec() } else { options.parts.clone() };
+pub fn run(options: &Options, progress: &mut dyn FnMut(u64, u64, &str)) -> Result<Report, String> {
+    let effort = options.common.effort;
     let each = effort.rounds() * Series::ALL.len() as u64;
-    let steps = |part: &Part| match part {
+    let steps = |part: Part| match part {
         Part::Latency => {
             each * effort.sizes().into_iter().map(|value| loads(value).len() as u64).sum::<u64>()
         }
         // Once more at four threads: with a busy server.
         Part::Threads => each * (effort.threads().len() as u64 + 1),
         Part::Cleaning => Mix::PAPER_002.len() as u64,
-        Part::Bytes => 1,
+        Part::Bytes => 0,
         Part::Peers => peerside::steps(effort),
     };
     let mut bench = Bench {
         options,
-        samples: Samples::default(),
-        rows: Vec::new(),
+        samples: Samples::in_parts(effort, &options.common.only),
         lost: Lost::default(),
         settings: BTreeMap::new(),
         pairs: BTreeMap::new(),
-        table1: Vec::new(),
+        table1: table1::measure()?,
+        cleaned: BTreeMap::new(),
         intervals: BTreeMap::new(),
         state: State::probe(),
         blocks: BTreeMap::new(),
         begin: Instant::now(),
         stores: 0,
         progress,
-        steps: (0, parts.iter().map(steps).sum()),
+        steps: (0, Part::ALL.into_iter().map(steps).sum()),
     };
-    let mut cleaned = BTreeMap::new();
-    for part in Part::ALL.into_iter().filter(|part| parts.contains(part)) {
-        match part {
-            Part::Bytes => {
-                bench.step("bytes written");
-                bench.table1 = table1::measure()?;
-                bench.rows.extend(table1::rows(&bench.table1));
-            }
-            Part::Latency => {
-                bench.controls();
-                bench.latency();
-            }
-            Part::Threads => bench.threads(),
-            Part::Cleaning => cleaned = bench.cleaning(),
-            Part::Peers => peerside::run(&mut bench),
-        }
+    // It is counted, and takes no time.
+    bench.samples.next_part(Part::Bytes.name());
+    bench.samples.singles(table1::rows(&bench.table1));
+    if bench.samples.is_listing() {
+        Part::ALL.into_iter().for_each(|part| bench.part(part));
+        let table1 = &bench.table1;
+        let bars = |samples: &Samples| verdicts::bars(Seen { samples, effort, table1 }, &Part::ALL);
+        bench.samples.settle(&bars)?;
     }
+    Part::ALL.into_iter().for_each(|part| bench.part(part));
     bench.pairs.clear();
-    let skipped = bench.lost.lines();
-    if bench.samples.rows().is_empty() && bench.rows.is_empty() {
-        return Err(format!("nothing could be measured: {}", skipped.join("; ")));
-    }
-    let seen = Seen { samples: &bench.samples, effort, table1: &bench.table1 };
-    let bars = verdicts::bars(seen, &parts);
-    let claims = verdicts::claims(seen, &cleaned);
+    let (table1, cleaned, samples) = (&bench.table1, &bench.cleaned, &bench.samples);
+    let bars = |samples: &Samples| verdicts::bars(Seen { samples, effort, table1 }, &Part::ALL);
+    let claims = |samples: &Samples| verdicts::claims(Seen { samples, effort, table1 }, cleaned);
     let by_threads = Mix::PAPER_002.map(|mix| (format!("{} by threads", title(mix)), "threads"));
     let over_time = Mix::PAPER_002.map(|mix| (cleaning::over_time(mix), "ms"));
     let axes: BTreeMap<String, &str> = by_threads.into_iter().chain(over_time).collect();
@@ -320,7 +305,7 @@ pub fn run(
                  object by WRITE. Durable, and beside peers: the request by SEND, and a recipe for the object",
         "threads_value": VALUE,
         "servers": ServerLoad::ALL.map(ServerLoad::name),
-        "parts": parts.iter().map(|part| part.name()).collect::<Vec<_>>(),
+        "parts": Part::ALL.map(Part::name).into_iter().filter(|part| samples.wants_part(part)).collect::<Vec<_>>(),
         "x": axes,
         "cleaning": bench.intervals,
         "pinned": role::pinned(),
@@ -331,14 +316,22 @@ pub fn run(
         "settings": bench.settings,
         "redis-benchmark": "p50 and p99 are those that it prints of a run, under the names of the operation; their p50 here is the median of its \
                             runs",
-        "claims": serde_json::to_value(&claims).unwrap_or_default(),
     });
-    let mut report = Report::new("erda", effort, params, &bench.samples, bars, skipped);
-    report.rows.append(&mut bench.rows);
-    Ok((report, claims))
+    Report::new("erda", params, samples, bars, claims, bench.lost.lines())
 }
 
 impl Bench<'_> {
+    fn part(&mut self, part: Part) {
+        self.samples.next_part(part.name());
+        match part {
+            Part::Bytes => {}
+            Part::Latency => self.latency(),
+            Part::Threads => self.threads(),
+            Part::Cleaning => self.cleaning(),
+            Part::Peers => peerside::run(self),
+        }
+    }
+
     fn step(&mut self, what: &str) {
         // A part that goes on for a bar has more of them than it was known.
         self.steps.1 = self.steps.1.max(self.steps.0 + 1);
@@ -346,25 +339,22 @@ impl Bench<'_> {
         self.steps.0 += 1;
     }
 
-    /// Whether another block of a part is to be measured. A peer that is not here is not waited for.
+    /// Whether another block of a part is to be measured.
     fn another(&mut self, part: Part) -> bool {
-        let (effort, table1) = (self.options.effort, &self.table1);
+        let (effort, table1) = (self.options.common.effort, &self.table1);
         // What could decide more does not lack what it was not asked for.
         if self.samples.blocks() >= effort.rounds() && self.is_over(QUICK_MORE) {
             return false;
         }
-        let bars = |samples: &Samples| {
-            let mut bars = verdicts::bars(Seen { samples, effort, table1 }, &[part]);
-            bars.retain(|bar| part != Part::Peers || bar.verdict != Judgement::NotMeasured);
-            bars
-        };
-        let goes_on = self.samples.another(effort, effort.rounds(), bars);
+        let bars = |samples: &Samples| verdicts::bars(Seen { samples, effort, table1 }, &[part]);
+        // What the words name was found out before.
+        let goes_on = self.samples.another(effort.rounds(), bars).unwrap_or_default();
         self.blocks.insert(part.name(), self.samples.blocks());
         goes_on
     }
 
     fn is_over(&self, limit: Duration) -> bool {
-        self.options.effort == Effort::Quick && self.begin.elapsed() > limit
+        self.options.common.effort == Effort::Quick && self.begin.elapsed() > limit
     }
 
     /// Whether a quick run has taken as long as it may; then it lacks the cell.
@@ -380,7 +370,7 @@ impl Bench<'_> {
 
     /// Where its processes are.
     fn place(&self) -> Place {
-        Place::here(&self.options.program)
+        Place::here(&self.options.common.program)
     }
 
     /// The processes of a series; they are started when it is opened first.
@@ -453,7 +443,7 @@ impl Bench<'_> {
 
     /// Where nothing is meant to be compared, nothing is dropped either.
     fn probe(&self) -> State {
-        self.options.effort.probe()
+        self.options.common.effort.probe()
     }
 
     /// All of them, in the present block's order.
@@ -461,55 +451,71 @@ impl Bench<'_> {
         self.samples.order(Series::ALL.len()).into_iter().map(|n| Series::ALL[n]).collect()
     }
 
-    /// What is measured twice in each block, at every kind of server.
-    fn controls(&mut self) {
-        let (series, value) = CONTROL;
-        for load in ServerLoad::ALL {
-            for mix in [Mix::C, Mix::Update] {
-                for figure in [Figure::Each, Figure::Mean] {
-                    self.samples.control(&key(figure, mix, series, load, value));
-                }
-            }
-        }
+    /// The workloads of which something is wanted at such a point, in the order of the present block; the second time, those of the A/A pairs.
+    fn mixes(&mut self, figures: &[Figure], point: (Series, ServerLoad, usize), again: bool) -> Vec<Mix> {
+        let (round, (series, load, x)) = (self.samples.blocks() as usize, point);
+        let mixes = (0..Mix::PAPER_002.len()).map(|n| Mix::PAPER_002[(n + round) % Mix::PAPER_002.len()]);
+        let samples = &mut self.samples;
+        let is_wanted = |mix: &Mix| {
+            let keys: Vec<Key> = figures.iter().map(|figure| key(*figure, *mix, series, load, x)).collect();
+            if again { keys.iter().any(|key| samples.wants_again(key)) } else { samples.wants_any(&keys) }
+        };
+        mixes.filter(is_wanted).collect()
     }
 
     fn latency(&mut self) {
-        let effort = self.options.effort;
-        self.samples.next_part();
+        let effort = self.options.common.effort;
+        // At every kind of server.
+        for load in ServerLoad::ALL {
+            for mix in [Mix::C, Mix::Update] {
+                for figure in [Figure::Each, Figure::Mean] {
+                    self.samples.control(&key(figure, mix, CONTROL.0, load, CONTROL.1));
+                }
+            }
+        }
         while self.another(Part::Latency) {
-            let round = self.samples.blocks() as usize - 1;
             for value in effort.sizes() {
                 for &load in loads(value) {
                     for series in self.series() {
+                        let point = (series, load, value);
                         let cell = format!("{} with values of {value} bytes, {}", series.name(), load.name());
-                        self.step(&cell);
-                        if self.is_late(&cell) {
-                            continue;
-                        }
-                        let twice = if (series, value) == CONTROL { &[false, true][..] } else { &[false] };
-                        for again in twice {
-                            if let Err(why) = self.latencies(series, value, load, round, *again) {
-                                self.lost.add(&cell, why);
-                            }
-                        }
+                        self.twice(&cell, &Figure::LATENCY, point);
                     }
                 }
             }
         }
     }
 
+    /// A burst of each workload of a point that is wanted, and once more of those of the A/A pairs.
+    fn twice(&mut self, cell: &str, figures: &[Figure], point: (Series, ServerLoad, usize)) {
+        for again in [false, true] {
+            let mixes = self.mixes(figures, point, again);
+            if mixes.is_empty() {
+                continue;
+            }
+            if !again {
+                self.step(cell);
+            }
+            if self.is_late(cell) {
+                return;
+            }
+            let measured = match figures {
+                [Figure::Threads] => self.rates(point, &mixes, again),
+                _ => self.latencies(point, &mixes, again),
+            };
+            measured.unwrap_or_else(|why| self.lost.add(cell, why));
+        }
+    }
+
     fn latencies(
         &mut self,
-        series: Series,
-        value: usize,
-        load: ServerLoad,
-        round: usize,
+        (series, load, value): (Series, ServerLoad, usize),
+        mixes: &[Mix],
         again: bool,
     ) -> Result<(), String> {
-        let effort = self.options.effort;
+        let effort = self.options.common.effort;
         self.open(series, value, load, 1, effort.records())?;
-        for n in 0..Mix::PAPER_002.len() {
-            let mix = Mix::PAPER_002[(n + round) % Mix::PAPER_002.len()];
+        for &mix in mixes {
             let before = self.quiet(series, true)?;
             self.state = self.probe();
             let asked = Asked::new(mix, value, effort.records(), effort.burst());
@@ -534,23 +540,16 @@ impl Bench<'_> {
     }
 
     fn threads(&mut self) {
-        let effort = self.options.effort;
-        self.samples.next_part();
+        let effort = self.options.common.effort;
+        self.samples.control(&key(Figure::Threads, Mix::C, CONTROL.0, ServerLoad::IDLE, 4));
         while self.another(Part::Threads) {
-            let round = self.samples.blocks() as usize - 1;
             for threads in effort.threads() {
                 // The bar is at four threads: there the server is busy too.
                 let loads = [ServerLoad::IDLE, ServerLoad::BUSY];
                 for &load in if threads == 4 { &loads[..] } else { &loads[..1] } {
                     for series in self.series() {
                         let cell = format!("{} by {threads} threads, {}", series.name(), load.name());
-                        self.step(&cell);
-                        if self.is_late(&cell) {
-                            continue;
-                        }
-                        if let Err(why) = self.rates(series, threads, load, round) {
-                            self.lost.add(cell, why);
-                        }
+                        self.twice(&cell, &[Figure::Threads], (series, load, threads));
                     }
                 }
             }
@@ -559,21 +558,20 @@ impl Bench<'_> {
 
     fn rates(
         &mut self,
-        series: Series,
-        threads: usize,
-        load: ServerLoad,
-        round: usize,
+        (series, load, threads): (Series, ServerLoad, usize),
+        mixes: &[Mix],
+        again: bool,
     ) -> Result<(), String> {
-        let effort = self.options.effort;
+        let effort = self.options.common.effort;
         self.open(series, VALUE, load, threads, effort.records())?;
-        for n in 0..Mix::PAPER_002.len() {
-            let mix = Mix::PAPER_002[(n + round) % Mix::PAPER_002.len()];
+        for &mix in mixes {
             self.quiet(series, true)?;
             self.state = self.probe();
             let asked = Asked::new(mix, VALUE, effort.records(), effort.burst());
             let ran = self.load(series, Burst::Load(asked))?;
             let (from, to) = self.states();
             let key = key(Figure::Threads, mix, series, load, threads);
+            let key = if again { key.again() } else { key };
             let operations = ran.values.count();
             self.samples.add_measured(&key, from, to, (ran.map(|found| vec![found.rate / 1e6]), operations));
         }

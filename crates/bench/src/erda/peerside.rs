@@ -1,5 +1,6 @@
 //! Our store beside what a user would pick instead, on the same host and the same medium: natively, through the gateway, and
-//! Redis and memcached, all with clients that spin; and redis-benchmark against whatever speaks RESP.
+//! Redis and memcached, all with clients that spin; and redis-benchmark against whatever speaks RESP. Clients are threads of the controller, or
+//! redis-benchmark; what an operation costs either end is read around each burst.
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -16,10 +17,10 @@ use super::load::{self, Handle};
 use super::server::{Carrier, Served, Server, Spec, device};
 use super::tcp::{At, Memcached, Redis};
 use super::{Bench, Native, Part, connecting, load_of, sound, table1};
-use crate::machine::State;
 use crate::peers::version;
+use crate::process::Directory;
 use crate::redis::{self, Fsync, Process, Setting, Shape};
-use crate::role::{Agent, End};
+use crate::role::{Agent, Causes, Counters, End, Ran, of_children};
 use crate::samples::{Key, Metric};
 use crate::server_load::ServerLoad;
 
@@ -125,6 +126,15 @@ impl Who {
         }
     }
 
+    /// Whose server it has no other of: what it asks, or the one that listens on both sockets.
+    const fn needs(self) -> Option<Self> {
+        match self {
+            Self::Gateway => Some(Self::Native(Carrier::Udp)),
+            Self::Redis(setting, Via::Unix) => Some(Self::Redis(setting, Via::Tcp)),
+            _ => None,
+        }
+    }
+
     const fn speaks_resp(self) -> bool {
         matches!(self, Self::Gateway | Self::GatewayAndStore | Self::Redis(..))
     }
@@ -171,9 +181,6 @@ pub(super) fn benchmarked(place: DataDirectory, deed: Action, who: Who, shape: S
     Key { op, x: value as u64, series: who.name(), metric: Metric::Rate }
 }
 
-/// How often a burst of a peer is measured before its state of the machine is called unclear.
-const TRIES: u32 = 3;
-
 /// Bytes of a store.
 const SIZE: u64 = 64 << 20;
 
@@ -212,6 +219,8 @@ struct RunningPeer {
     /// For operations under one doorbell.
     store: Option<Store>,
     at: At,
+    /// Its servers' processes.
+    processes: Vec<u32>,
     // The clients go before what they are connected to.
     _device: Option<Context>,
     _server: Option<Agent<Server>>,
@@ -219,21 +228,46 @@ struct RunningPeer {
     process: Option<Rc<(Process, Option<Directory>)>>,
 }
 
-/// A directory that goes with its peer.
-struct Directory(PathBuf);
-
-impl Drop for Directory {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
+/// What is measured of a peer.
+fn keys(place: DataDirectory, who: Who, value: usize) -> Vec<Key> {
+    let mut keys = Vec::new();
+    for deed in Action::ALL {
+        keys.push(spinning(place, deed, who, value));
+        keys.extend(matches!(who, Who::Native(_)).then(|| together(place, deed, who, value)));
     }
+    for shape in Shape::ALL.into_iter().filter(|_| who.speaks_resp()) {
+        keys.extend(of_benchmark(place, who, shape, value));
+    }
+    keys
+}
+
+/// What redis-benchmark says of SET and GET.
+fn of_benchmark(place: DataDirectory, who: Who, shape: Shape, value: usize) -> Vec<Key> {
+    let of = |deed| {
+        let rate = benchmarked(place, deed, who, shape, value);
+        let percentiles = ["p50", "p99"].map(|which| percentile(&rate, which));
+        std::iter::once(rate).chain(percentiles)
+    };
+    Action::ALL.into_iter().flat_map(of).collect()
 }
 
 pub(super) fn run(bench: &mut Bench<'_>) {
-    let effort = bench.options.effort;
+    let native = Who::Native(Carrier::Udp);
+    bench.samples.control(&spinning(DataDirectory::Tmpfs, Action::Get, native, SIZES[0]));
     let mut all = Vec::new();
     for place in DataDirectory::ALL {
+        let peers = Who::at(place).into_iter();
+        let is_wanted =
+            |who: &Who| SIZES.map(|value| bench.samples.wants_any(&keys(place, *who, value))).contains(&true);
+        let (wanted, others): (Vec<Who>, Vec<Who>) = peers.partition(is_wanted);
+        if wanted.is_empty() {
+            continue;
+        }
         let Some(dir) = directory(bench, place) else { continue };
-        for who in Who::at(place) {
+        let is_needed = |other: &Who| wanted.iter().any(|who| who.needs() == Some(*other));
+        let needed: Vec<Who> = others.into_iter().filter(is_needed).collect();
+        // Whoever is needed comes first.
+        for who in needed.into_iter().chain(wanted.iter().copied()) {
             if let Some(why) = who.missing() {
                 bench.lost.add(format!("{} on {}", who.name(), place.name()), why);
                 continue;
@@ -244,19 +278,24 @@ pub(super) fn run(bench: &mut Bench<'_>) {
             }
         }
     }
-    match redis::installed("redis-benchmark", "redis-tools") {
-        Ok(program) => {
-            let version = version(&program.to_string_lossy(), "--version");
-            let line = format!("{version}; -t set,get -d SIZE -r {} -n N --csv", effort.records());
-            bench.settings.insert("redis-benchmark".into(), line);
+    if all.iter().any(|peer: &RunningPeer| peer.who.speaks_resp()) {
+        match redis::installed("redis-benchmark", "redis-tools") {
+            Ok(program) => {
+                let version = version(&program.to_string_lossy(), "--version");
+                let records = bench.options.common.effort.records();
+                let line = format!("{version}; -t set,get -d SIZE -r {records} -n N --csv");
+                bench.settings.insert("redis-benchmark".into(), line);
+            }
+            Err(why) => bench.lost.add("redis-benchmark", why),
         }
-        Err(why) => bench.lost.add("redis-benchmark", why),
     }
-    bench.samples.next_part();
     while bench.another(Part::Peers) {
         for value in SIZES {
             for n in bench.samples.order(all.len()) {
                 let peer = &mut all[n];
+                if !bench.samples.wants_any(&keys(peer.place, peer.who, value)) {
+                    continue;
+                }
                 let cell =
                     format!("{} on {} with values of {value} bytes", peer.who.name(), peer.place.name());
                 bench.step(&cell);
@@ -301,6 +340,7 @@ fn start(
         handles: Vec::new(),
         store: None,
         at: At::Unix(PathBuf::new()),
+        processes: Vec::new(),
         _device: None,
         _server: None,
         process: None,
@@ -318,7 +358,7 @@ fn start(
                 declared: false,
                 key: table1::KEY,
                 value: 64,
-                keys: bench.options.effort.records(),
+                keys: bench.options.common.effort.records(),
                 size: SIZE,
                 load: ServerLoad::IDLE,
             };
@@ -327,17 +367,20 @@ fn start(
             peer.handles.push(Box::new(Native::connect(&device, addr, &connecting(1 << 16))?));
             let store = Store::connect(&device, addr, connecting(1 << 16)).map_err(|e| e.to_string())?;
             (peer.at, peer.store, peer._device) = (addr.into(), Some(store), Some(device));
+            peer.processes.push(server.id());
             peer._server = Some(server);
             return Ok(peer);
         }
         Who::Gateway => {
-            let is_native = |peer: &&RunningPeer| peer.who == Who::Native(Carrier::Udp);
-            let Some(At::Tcp(store)) = others.iter().find(is_native).map(|peer| &peer.at) else {
+            let native = others.iter().find(|peer| Some(peer.who) == who.needs());
+            let Some((native, At::Tcp(store))) = native.map(|native| (native, &native.at)) else {
                 return Err("there is no store for it".into());
             };
-            Some(redis::gateway(&bench.options.program, *store)?)
+            // The store's part is part of what it costs.
+            peer.processes.extend(&native.processes);
+            Some(redis::gateway(&bench.options.common.program, *store)?)
         }
-        Who::GatewayAndStore => Some(redis::gateway_and_store(&bench.options.program, own, SIZE)?),
+        Who::GatewayAndStore => Some(redis::gateway_and_store(&bench.options.common.program, own, SIZE)?),
         Who::Redis(setting, Via::Tcp) => Some(redis::redis(own, setting)?),
         Who::Redis(_, Via::Unix) => None,
         Who::Memcached(Via::Tcp) => Some(redis::memcached(None)?),
@@ -365,13 +408,29 @@ fn start(
         Who::Gateway | Who::GatewayAndStore => Box::new(Redis::connect(&peer.at, true, "gateway")?),
         _ => Box::new(Redis::connect(&peer.at, true, "Redis")?),
     });
+    peer.processes.push(process.0.id());
     peer.process = Some(process);
     Ok(peer)
 }
 
+/// What a burst found, and what both ends counted meanwhile, the client as `client` says.
+fn counted<T>(
+    servers: &[u32],
+    client: impl Fn() -> Causes,
+    run: impl FnOnce() -> Result<T, String>,
+) -> Result<Ran<T>, String> {
+    let servers = Counters { programs: servers.to_vec(), ..Counters::default() };
+    let before = (client(), servers.read());
+    let values = run()?;
+    Ok(Ran { values, client: client().since(&before.0), server: servers.read().since(&before.1) })
+}
+
 fn measure(bench: &mut Bench<'_>, peer: &mut RunningPeer, value: usize) -> Result<(), String> {
-    let effort = bench.options.effort;
+    let effort = bench.options.common.effort;
     let (place, who, records) = (peer.place, peer.who, effort.records());
+    let (samples, servers) = (&mut bench.samples, &peer.processes);
+    // This process, and all threads of its devices.
+    let own = || Counters::default().read();
     let load = load_of(Mix::C, value, records, effort.burst());
     load::fill(&load, &mut peer.handles, &AtomicU64::new(0))?;
     peer.handles.iter_mut().try_for_each(|handle| handle.rest())?;
@@ -380,17 +439,23 @@ fn measure(bench: &mut Bench<'_>, peer: &mut RunningPeer, value: usize) -> Resul
         let slow = place == DataDirectory::Disk && deed == Action::Put && effort == Effort::Full;
         let time = effort.burst() * if slow { 6 } else { 2 };
         let load = load_of(mix, value, records, time);
-        let (measured, state) =
-            steady(bench, || load::run(&load, &mut peer.handles, &AtomicBool::new(false)))?;
-        sound(&load, &measured)?;
-        let all = load::together(&load, &measured).latency;
-        let each = all.iter_recorded().flat_map(|v| {
-            std::iter::repeat_n(v.value_iterated_to() as f64 / 1e3, v.count_since_last_iteration() as usize)
-        });
-        bench.samples.add(&spinning(place, deed, who, value), state, state, each);
+        samples.burst(&spinning(place, deed, who, value), || {
+            let run = || load::run(&load, &mut peer.handles, &AtomicBool::new(false));
+            let ran = counted(servers, own, run)?;
+            sound(&load, &ran.values)?;
+            let all = load::together(&load, &ran.values).latency;
+            let each = all.iter_recorded().flat_map(|v| {
+                let value = v.value_iterated_to() as f64 / 1e3;
+                std::iter::repeat_n(value, v.count_since_last_iteration() as usize)
+            });
+            Ok(ran.map(|_| each.collect::<Vec<f64>>()))
+        })?;
         if let Some(store) = &mut peer.store {
-            let (rate, state) = steady(bench, || sixteen(store, deed, value, records, time))?;
-            bench.samples.add(&together(place, deed, who, value), state, state, [rate]);
+            samples.burst(&together(place, deed, who, value), || {
+                let ran = counted(servers, own, || sixteen(store, deed, value, records, time))?;
+                let done = ran.values.1;
+                Ok((ran.map(|(rate, _)| vec![rate]), done))
+            })?;
         }
     }
     if !who.speaks_resp() || redis::find("redis-benchmark").is_none() {
@@ -398,45 +463,32 @@ fn measure(bench: &mut Bench<'_>, peer: &mut RunningPeer, value: usize) -> Resul
     }
     for shape in Shape::ALL {
         let requests = requests(effort, place, who, shape);
-        let (said, state) =
-            steady(bench, || redis::redis_benchmark(&peer.at, shape, value, records, requests))?;
-        for one in said {
-            let deed = if one.test == "GET" { Action::Get } else { Action::Put };
-            let key = benchmarked(place, deed, who, shape, value);
-            bench.samples.add(&key, state, state, [one.rate / 1e6]);
-            bench.samples.add(&percentile(&key, "p50"), state, state, [one.p50_us]);
-            bench.samples.add(&percentile(&key, "p99"), state, state, [one.p99_us]);
-        }
+        samples.bursts(&of_benchmark(place, who, shape, value), || {
+            let run = || redis::redis_benchmark(&peer.at, shape, value, records, requests);
+            let ran = counted(servers, of_children, run)?;
+            let of = |test: &str| {
+                let said = ran.values.iter().find(|said| said.test == test);
+                // What took no time that it could tell has no value.
+                let values =
+                    said.map(|said| [said.rate / 1e6, said.p50_us, said.p99_us].map(|value| vec![value]));
+                values.unwrap_or_default()
+            };
+            let values = ["GET", "SET"].into_iter().flat_map(of).collect::<Vec<Vec<f64>>>();
+            let both = 2 * requests;
+            Ok(values.into_iter().map(|values| (ran.clone().map(|_| values), both).into()).collect())
+        })?;
     }
     Ok(())
 }
 
-/// Measures until the machine was in one state all the while, or too often: each peer has a burst or two in a quick run, and would
-/// else have no figure at all. Then the state is unclear.
-fn steady<T>(
-    bench: &mut Bench<'_>,
-    mut measure: impl FnMut() -> Result<T, String>,
-) -> Result<(T, State), String> {
-    let mut tries = 0;
-    loop {
-        bench.state = bench.probe();
-        let measured = measure()?;
-        let (from, to) = bench.states();
-        tries += 1;
-        if from == to || tries == TRIES {
-            return Ok((measured, if from == to { from } else { State::Unclear }));
-        }
-    }
-}
-
-/// Millions of operations a second, sixteen keys at a time.
+/// Millions of operations a second, sixteen keys at a time; and how many there were.
 fn sixteen(
     store: &mut Store,
     deed: Action,
     value: usize,
     records: u64,
     time: std::time::Duration,
-) -> Result<f64, String> {
+) -> Result<(f64, u64), String> {
     let workload = load_of(Mix::C, value, records, time).workload;
     let bytes = vec![0x5a_u8; value];
     let (begin, mut done, mut next) = (Instant::now(), 0_u64, 0_u64);
@@ -464,5 +516,5 @@ fn sixteen(
         }
         done += 16;
     }
-    Ok(done as f64 / begin.elapsed().as_nanos() as f64 * 1e3)
+    Ok((done as f64 / begin.elapsed().as_nanos() as f64 * 1e3, done))
 }

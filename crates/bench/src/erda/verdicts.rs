@@ -63,12 +63,22 @@ impl Seen<'_> {
         self.samples.ratio(&of(over), &of(under))
     }
 
-    /// The most that was seen at any size and server.
+    /// The most that was seen at any size and server, if it was measured at each.
     fn most(&self, figure: Figure, mix: Mix, series: Series) -> Option<f64> {
         let sizes = self.effort.sizes().into_iter();
-        let found = sizes
+        let all = sizes
             .flat_map(|value| loads(value).iter().map(move |&load| key(figure, mix, series, load, value)));
-        found.filter_map(|key| self.samples.median(&key)).reduce(f64::max)
+        let found = all.map(|key| self.samples.median(&key)).collect::<Option<Vec<f64>>>()?;
+        found.into_iter().reduce(f64::max)
+    }
+
+    /// Whether Table 1 is asked for.
+    fn has_table1(&self) -> bool {
+        let is_known = |cell: &table1::Cell| {
+            let (op, series) = (cell.change.op(), cell.who.series());
+            self.samples.value(op, cell.value as u64, series).is_some()
+        };
+        self.table1.first().is_some_and(is_known)
     }
 }
 
@@ -79,7 +89,8 @@ pub(super) fn bars(bench: Seen<'_>, parts: &[Part]) -> Vec<Bar> {
             Part::Latency => latency(bench, &mut bars),
             Part::Threads => threads(bench, &mut bars),
             Part::Cleaning => {}
-            Part::Bytes => bars.extend(table1::bars(bench.table1)),
+            Part::Bytes if bench.has_table1() => bars.extend(table1::bars(bench.table1)),
+            Part::Bytes => bars.extend(table1::bars(bench.table1).into_iter().map(Bar::unmeasured)),
             Part::Peers => peers(bench, &mut bars),
         }
     }
@@ -399,15 +410,14 @@ fn cleaning_claims(bench: Seen<'_>, cleaned: &BTreeMap<Mix, Cleaned>, claims: &m
 }
 
 fn bytes_claims(bench: Seen<'_>, claims: &mut Vec<Claim>) {
-    let cells = bench.table1;
-    let measured = !cells.is_empty();
+    let (cells, measured) = (bench.table1, bench.has_table1());
     let off = table1::differing(cells);
     claims.push(Claim::new(
         "5.6, Table 1: bytes written to NVM by a create, an update and a delete",
         Verdict::of(measured.then_some(off == 0)),
         format!("{off} cells differ from the formulas, over all five value sizes"),
     ));
-    let ratio = |who| table1::update_ratio(cells, who, Scheme::RedoLogging);
+    let ratio = |who| measured.then(|| table1::update_ratio(cells, who, Scheme::RedoLogging)).flatten();
     let paper = ratio(table1::Who::Paper);
     claims.push(Claim::new(
         "5.6: Erda reduces NVM writes by about 50 %",

@@ -10,23 +10,14 @@ pub(crate) mod ends;
 pub mod figure;
 mod service;
 
-use std::path::PathBuf;
+use std::collections::BTreeMap;
 
 use self::ends::{BYTES, Burst, Clients, Found, KEYS, Server, Spec};
 use self::service::{Request, Service, Who};
-use crate::effort::Effort;
+use crate::effort::{Effort, Options};
 use crate::report::{Bar, Report, Sense};
 use crate::role::{self, Lost, Pair, Place, Ran};
 use crate::samples::{Key, Metric, Samples};
-
-/// How the bench is run.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// How much is measured.
-    pub effort: Effort,
-    /// The program that is started with the arguments `bench-agent ROLE` for each end.
-    pub program: PathBuf,
-}
 
 /// The 99th percentile of so many clients is to be no more than so many times their median.
 const FEW: usize = 4;
@@ -46,6 +37,12 @@ fn by_clients(request: Request) -> String {
 fn clients_key(service: Service, clients: usize, metric: Metric) -> Key {
     let series = service.series().to_owned();
     Key { op: by_clients(service.request), x: clients as u64, series, metric }
+}
+
+/// The key of a load.
+fn load_key(service: Service, offered: u64, metric: Metric) -> Key {
+    let series = service.series().to_owned();
+    Key { op: by_load(service.request), x: offered, series, metric }
 }
 
 /// How much is measured.
@@ -75,16 +72,13 @@ impl Extent {
 }
 
 /// One server and its clients at a time.
-struct Bench {
-    effort: Effort,
-    samples: Samples,
-    lost: Lost,
+struct Ends {
     pair: Pair<Server, Clients>,
     /// What it is, while it is open.
     spec: Option<(Service, usize)>,
 }
 
-impl Bench {
+impl Ends {
     fn burst(&mut self, service: Service, clients: usize, burst: &Burst) -> Result<Ran<Found>, String> {
         if !self.pair.is_open() || self.spec != Some((service, clients)) {
             self.spec = Some((service, clients));
@@ -103,39 +97,74 @@ impl Bench {
         rates.sort_unstable_by(f64::total_cmp);
         Ok(rates[1])
     }
+}
 
-    /// A burst of one point, whose latencies and rate are both kept; of the A/A pair two.
-    fn measure(&mut self, service: Service, clients: usize, of: &dyn Fn(Metric) -> Key, burst: &Burst) {
-        const TRIES: u32 = 4;
-        let is_control = of(Metric::Latency) == control(Metric::Latency);
-        for again in [false, true].into_iter().take(1 + usize::from(is_control)) {
-            let key = |metric| if again { of(metric).again() } else { of(metric) };
-            METRICS.into_iter().for_each(|metric| self.samples.expect(&key(metric)));
-            let mut before = self.effort.probe();
-            for _ in 0..TRIES {
-                let ran = match self.burst(service, clients, burst) {
-                    Ok(ran) => ran,
-                    Err(why) => {
-                        let Key { op, x, series, .. } = key(Metric::Latency);
-                        self.lost.add(format!("{op} {x} {series}"), why);
-                        break;
-                    }
-                };
-                let after = self.effort.probe();
-                let operations = ran.values.latencies.len() as u64;
-                for metric in METRICS {
-                    let of = |found: Found| match metric {
-                        Metric::Latency => found.latencies,
-                        _ => vec![found.rate],
-                    };
-                    let measured = (ran.clone().map(of), operations);
-                    self.samples.add_measured(&key(metric), before, after, measured);
-                }
-                if before == after {
-                    break;
-                }
-                before = after;
+struct Bench {
+    samples: Samples,
+    lost: Lost,
+    ends: Ends,
+    /// What each service is offered, once it is known what saturates it.
+    offered: BTreeMap<Service, Vec<u64>>,
+}
+
+impl Bench {
+    /// A block's bursts of a service.
+    fn service(&mut self, service: Service, extent: &Extent) {
+        let clients = extent.clients.iter().filter(|clients| **clients <= service.clients_max());
+        let clients: Vec<usize> = clients.copied().collect();
+        let of_clients = |clients| METRICS.map(|metric| clients_key(service, clients, metric));
+        // What is offered is not known before: per cent stand for it.
+        let listed = |percent: u32| METRICS.map(|metric| load_key(service, percent.into(), metric));
+        let wants_loads =
+            self.samples.wants_any(&extent.loads.iter().copied().flat_map(listed).collect::<Vec<_>>());
+        let keys: Vec<Key> = clients.iter().copied().flat_map(of_clients).collect();
+        if !self.samples.wants_any(&keys) && !wants_loads {
+            return;
+        }
+        if let Some(why) = service.missing() {
+            self.lost.add(service.words(), why);
+            return;
+        }
+        let ms = extent.ms;
+        if wants_loads && !self.offered.contains_key(&service) {
+            let rate = self.ends.saturation(service, ms);
+            let loads = rate.map(|rate| extent.offered(rate)).unwrap_or_else(|why| {
+                self.lost.add(service.words(), why);
+                Vec::new()
+            });
+            for (percent, load) in extent.loads.iter().zip(&loads) {
+                let keys = METRICS.map(|metric| load_key(service, *load, metric));
+                listed(*percent)
+                    .iter()
+                    .zip(&keys)
+                    .for_each(|(listed, key)| self.samples.stands_for(listed, key));
             }
+            self.offered.insert(service, loads);
+        }
+        let loads = self.offered.get(&service).cloned().unwrap_or_default();
+        let seed = self.samples.blocks();
+        for clients in clients {
+            self.measure(service, clients, &of_clients(clients), &Burst::Closed { ms });
+            // The one client is connected now.
+            for n in self.samples.order(if clients == 1 { loads.len() } else { 0 }) {
+                let keys = METRICS.map(|metric| load_key(service, loads[n], metric));
+                self.measure(service, 1, &keys, &Burst::Open { ms, rate: loads[n] as f64, seed });
+            }
+        }
+    }
+
+    /// A burst of one point, whose latencies and rate are both kept.
+    fn measure(&mut self, service: Service, clients: usize, keys: &[Key], burst: &Burst) {
+        let Self { samples, ends, .. } = self;
+        let measured = samples.bursts(keys, || {
+            let ran = ends.burst(service, clients, burst)?;
+            let operations = ran.values.latencies.len() as u64;
+            let rate = (ran.clone().map(|found| vec![found.rate]), operations);
+            Ok(vec![ran.map(|found| found.latencies).into(), rate.into()])
+        });
+        if let Err(why) = measured {
+            let Key { op, x, series, .. } = &keys[0];
+            self.lost.add(format!("{op} {x} {series}"), why);
         }
     }
 }
@@ -150,60 +179,24 @@ fn control(metric: Metric) -> Key {
 /// # Errors
 /// One sentence when nothing at all can be measured; what cannot be measured alone is in the report's `skipped`.
 pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Result<Report, String> {
-    let extent = Extent::of(options.effort);
-    let pair = Pair::new(Place::here(&options.program));
-    let (samples, lost) = (Samples::default(), Lost::default());
-    let mut bench = Bench { effort: options.effort, samples, lost, pair, spec: None };
+    let Options { effort, only, program } = options;
+    let extent = Extent::of(*effort);
+    let mut bench = Bench {
+        samples: Samples::new(*effort, only),
+        lost: Lost::default(),
+        ends: Ends { pair: Pair::new(Place::here(program)), spec: None },
+        offered: BTreeMap::new(),
+    };
     METRICS.into_iter().for_each(|metric| bench.samples.control(&control(metric)));
-    let mut services = Vec::new();
-    let mut offered = serde_json::Map::new();
-    for service in Service::ALL {
-        if let Some(why) = service.missing() {
-            bench.lost.add(service.words(), why);
-            continue;
+    let steps = extent.blocks * Service::ALL.len() as u64;
+    while bench.samples.another(extent.blocks, bars)? {
+        for n in bench.samples.order(Service::ALL.len()) {
+            let service = Service::ALL[n];
+            progress(bench.samples.step(), steps, &service.words());
+            bench.service(service, &extent);
         }
-        progress(0, 0, &format!("what saturates {}", service.words()));
-        let loads = match bench.saturation(service, extent.ms) {
-            Ok(rate) => extent.offered(rate),
-            Err(why) => {
-                bench.lost.add(service.words(), why);
-                Vec::new()
-            }
-        };
-        offered.insert(service.words(), loads.clone().into());
-        services.push((service, loads));
     }
-    let steps = extent.blocks * services.len() as u64;
-    let (mut block, mut done) = (0, 0);
-    while options.effort.another(block, extent.blocks, || bars(&bench.samples)) {
-        bench.samples.block(block);
-        for n in bench.samples.order(services.len()) {
-            let (service, loads) = &services[n];
-            progress(done, steps, &service.words());
-            done += 1;
-            for &clients in extent.clients.iter().filter(|clients| **clients <= service.clients_max()) {
-                let key = |metric| clients_key(*service, clients, metric);
-                bench.measure(*service, clients, &key, &Burst::Closed { ms: extent.ms });
-                // The one client is connected now.
-                for n in bench.samples.order(if clients == 1 { loads.len() } else { 0 }) {
-                    let op = by_load(service.request);
-                    let key = |metric| Key {
-                        op: op.clone(),
-                        x: loads[n],
-                        series: service.series().to_owned(),
-                        metric,
-                    };
-                    let rate = loads[n] as f64;
-                    bench.measure(*service, 1, &key, &Burst::Open { ms: extent.ms, rate, seed: block });
-                }
-            }
-        }
-        block += 1;
-    }
-    let Bench { samples, lost, .. } = bench;
-    if samples.rows().is_empty() {
-        return Err(format!("nothing could be measured: {}", lost.lines().join("; ")));
-    }
+    let Bench { samples, lost, offered, .. } = bench;
     let x = Request::ALL.into_iter().flat_map(|request| {
         [(by_load(request), "offered, operations a second".into()), (by_clients(request), "clients".into())]
     });
@@ -211,21 +204,25 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
         let tail = samples.tail(&clients_key(service, FEW, Metric::Latency))?;
         Some((service.words(), serde_json::to_value(tail).unwrap_or_default()))
     });
+    let rows = samples.rows();
+    let is_measured = |service: &Service| rows.iter().any(|row| row.series == service.series());
+    let measured = Service::ALL.into_iter().filter(is_measured);
     let params = serde_json::json!({
-        "rounds": block, "ms": extent.ms, "bytes": BYTES, "keys": KEYS, "pinned": role::pinned(),
-        "load in % of saturation": extent.loads, "offered": offered,
+        "rounds": samples.blocks(), "ms": extent.ms, "bytes": BYTES, "keys": KEYS, "pinned": role::pinned(),
+        "load in % of saturation": extent.loads,
+        "offered": offered.into_iter().map(|(service, loads)| (service.words(), loads)).collect::<BTreeMap<_, _>>(),
         "offered load": "one client with one request under way; requests are due at the times of a Poisson process, and latencies count \
                          from then; beyond saturation they grow for as long as a burst lasts",
         "clients": "threads of one process, a connection each; each asks again as soon as it is answered",
         "durability": "store and logs: memory that is declared ADR; Redis and memcached keep nothing",
         "p99 / p50 of 4 clients": tails.collect::<serde_json::Map<_, _>>(),
         "x": x.collect::<serde_json::Map<_, serde_json::Value>>(),
-        "settings": services.iter().filter_map(|(service, _)| service.settings()).map(|(program, how)| {
+        "cores": "the threads of each server, ours and peers' alike, run on the server's cores",
+        "settings": measured.filter_map(Service::settings).map(|(program, how)| {
             (program.to_owned(), how.into())
         }).collect::<serde_json::Map<_, serde_json::Value>>(),
     });
-    let bars = bars(&samples);
-    Ok(Report::new("load-latency", options.effort, params, &samples, bars, lost.lines()))
+    Report::new("load-latency", params, &samples, bars, |_| Vec::new(), lost.lines())
 }
 
 fn bars(samples: &Samples) -> Vec<Bar> {

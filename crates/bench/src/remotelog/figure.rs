@@ -31,7 +31,8 @@ fn svg(report: &Report) -> String {
     let cells = cells();
     let (width, height) = (3.0 * PANEL.0, 2.0 * PANEL.1 + 50.0);
     let mut out = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" font-family=\"sans-serif\" \
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" \
+         viewBox=\"0 0 {width} {height}\" font-family=\"sans-serif\" \
          font-size=\"10\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
     );
     let title = format!(

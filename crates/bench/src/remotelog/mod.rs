@@ -11,7 +11,6 @@
 pub(crate) mod ends;
 pub mod figure;
 
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use remanence_persist::Config;
@@ -19,7 +18,7 @@ use remanence_persist::recipe::{Op, Recipe, Shape, build};
 use remanence_persist::taxonomy::{Buffers, Domain};
 use remanence_remotelog::Mode;
 
-use crate::effort::Effort;
+use crate::effort::{Effort, Options};
 use crate::limits::udp::BarePair;
 use crate::report::{Bar, Report, Sense};
 use crate::role::{self, Lost, Pair, Place, Ran};
@@ -34,15 +33,6 @@ const QUICK: Duration = Duration::from_secs(120);
 const PAYLOAD: usize = 64;
 /// Bytes of the record.
 const RECORD: u64 = 96;
-
-/// How the bench is run.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// How much is measured.
-    pub effort: Effort,
-    /// The program that is started with the arguments `bench-agent ROLE` for each end.
-    pub program: PathBuf,
-}
 
 /// One bar of the figure.
 #[derive(Clone, Debug)]
@@ -132,51 +122,50 @@ fn is_control(cell: &Cell) -> bool {
 /// One sentence that says what failed.
 pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Result<Report, String> {
     let ms = Duration::from_millis;
-    let (rounds, burst) = options.effort.pick((1_u64, ms(1)), (6, ms(5)), (9, ms(60)));
+    let Options { effort, only, program } = options;
+    let (rounds, burst) = effort.pick((1_u64, ms(1)), (6, ms(5)), (9, ms(60)));
     let cells = cells();
-    let mut samples = Samples::default();
+    let (mut samples, mut lost) = (Samples::new(*effort, only), Lost::default());
     cells.iter().for_each(|cell| samples.expect(&cell.key()));
-    let mut lost = Lost::default();
-    let mut pair = Pair::new(Place::here(&options.program));
+    let mut pair = Pair::new(Place::here(program));
     let total = rounds * cells.len() as u64;
-    let mut done = 0;
     let (bare, loopback) = (bare_key(), std::net::Ipv4Addr::LOCALHOST.into());
     let mut limit = BarePair::open((loopback, loopback))?;
     samples.control(&cells.iter().find(|cell| is_control(cell)).expect("it is among them").key());
     let begin = Instant::now();
-    while samples.another(options.effort, rounds, |samples| bars(samples, &cells)) {
+    while samples.another(rounds, |samples| bars(samples, &cells))? {
         let round = samples.blocks() - 1;
-        let late = || options.effort == Effort::Quick && round > 0 && begin.elapsed() > QUICK;
+        let late = || *effort == Effort::Quick && round > 0 && begin.elapsed() > QUICK;
         // What could decide more does not lack what it was not asked for.
         if round >= rounds && late() {
             break;
         }
         for (n, number) in samples.order(cells.len()).into_iter().enumerate() {
             let cell = &cells[number];
-            let name = format!("{} {}", cell.panel(), cell.key().series);
-            progress(done, total, &name);
-            done += 1;
-            if round < rounds && late() {
-                let limit = QUICK.as_secs();
-                let why = format!(
-                    "a burst of each, as {limit} s were over: run it without --quick, or on a machine that does less"
-                );
-                lost.add(name, why);
-                continue;
+            let key = cell.key();
+            if samples.wants(&key) {
+                let name = format!("{} {}", cell.panel(), key.series);
+                progress(samples.step(), total, &name);
+                if round < rounds && late() {
+                    let limit = QUICK.as_secs();
+                    let why = format!(
+                        "a burst of each, as {limit} s were over: run it without --quick, or on a machine that does less"
+                    );
+                    lost.add(name, why);
+                    continue;
+                }
+                let measured = samples.burst(&key, || {
+                    let ran = append(&mut pair, number, burst)?;
+                    // It ends while nothing is measured.
+                    pair.close().map(|()| ran)
+                });
+                measured.unwrap_or_else(|why| lost.add(name, why));
             }
-            let measured = samples.burst(options.effort, &cell.key(), || {
-                let ran = append(&mut pair, number, burst)?;
-                // It ends while nothing is measured.
-                pair.close().map(|()| ran)
-            });
-            measured.unwrap_or_else(|why| lost.add(name, why));
             if n % 16 == 0 {
-                samples
-                    .burst(options.effort, &bare, || limit.round_trips(RECORD, burst.as_millis() as u64))?;
+                samples.burst(&bare, || limit.round_trips(RECORD, burst.as_millis() as u64))?;
             }
         }
     }
-    let bars = bars(&samples, &cells);
     let params = serde_json::json!({
         "payload": PAYLOAD,
         "record": RECORD,
@@ -190,7 +179,7 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
         }).collect::<std::collections::BTreeMap<_, _>>(),
         "pinned": role::pinned(),
     });
-    Ok(Report::new("remotelog", options.effort, params, &samples, bars, lost.lines()))
+    Report::new("remotelog", params, &samples, |samples| bars(samples, &cells), |_| Vec::new(), lost.lines())
 }
 
 fn bare_key() -> Key {

@@ -126,6 +126,11 @@ impl<R: Role> Agent<R> {
         self
     }
 
+    /// The number of its process.
+    pub(crate) fn id(&self) -> u32 {
+        self.process.id()
+    }
+
     /// Has it become what the specification says; what its peer is to know of it.
     pub(crate) fn open(&mut self, spec: &R::Spec) -> Result<R::Here, String> {
         match self.ask(Request::Open { end: self.end, spec: spec.clone() })? {

@@ -10,11 +10,12 @@ use remanence_rpc::pwrite::{Method, Writer};
 
 use super::client::{Burst, Found, Spec};
 use super::server::{self, Copying, MEMORY, Served, words};
-use super::{Bench, Options, Outcome, PAPERS, addresses, key, serve};
+use super::{Bench, PAPERS, addresses, key, serve};
 use crate::claims::{Claim, Shape, Verdict, times};
+use crate::effort::Options;
 use crate::limits::memcpy::Memcpy;
 use crate::limits::udp::{self, BarePair};
-use crate::report::{Bar, Kind, Row, Sense, bytes, figure};
+use crate::report::{Bar, Kind, Report, Row, Sense, bytes, figure};
 use crate::samples::{Key, Metric, Samples};
 
 const OP: &str = "bulk write";
@@ -82,8 +83,8 @@ fn window(size: u64) -> u64 {
 ///
 /// # Errors
 /// One sentence when nothing at all can be measured, or the accelerator that was asked for cannot be used.
-pub fn run(options: &Options, dsa: bool, mut progress: impl FnMut(u64, u64, &str)) -> Outcome {
-    let (rounds, ms) = options.extent();
+pub fn run(options: &Options, dsa: bool, mut progress: impl FnMut(u64, u64, &str)) -> Result<Report, String> {
+    let (rounds, ms) = options.effort.extent();
     let sizes = options.effort.pick(&QUICK[..], &QUICK[..], &SIZES[..]);
     let mut ways = Copying::ALL.to_vec();
     ways.extend(dsa.then_some(Copying::Dsa));
@@ -92,14 +93,13 @@ pub fn run(options: &Options, dsa: bool, mut progress: impl FnMut(u64, u64, &str
     let mut bare = BarePair::open(addresses())?;
     let mut memcpy = Memcpy::new(MEMORY);
     let steps = rounds * sizes.len() as u64;
-    let mut done = 0;
     bench.samples.control(&throughput(sizes[0], series(Copying::Cpu)));
     bench.samples.control(&turn(FROM, Copying::Cpu));
     let (cached, direct) = (amplification(true), amplification(false));
-    while bench.samples.another(options.effort, rounds, |samples| bars(samples, sizes, cached, direct)) {
+    bench.samples.singles(model_rows(cached, direct));
+    while bench.samples.another(rounds, |samples| bars(samples, sizes))? {
         for &size in sizes {
-            progress(done, steps, &format!("{OP}s of {}", bytes(size)));
-            done += 1;
+            progress(bench.samples.step(), steps, &format!("{OP}s of {}", bytes(size)));
             for (n, &copying) in ways.iter().enumerate() {
                 let burst = Burst::BulkCalls { n, size, ms };
                 bench.burst(&throughput(size, series(copying)), serve(Served::Endpoint(n), PAPERS), burst);
@@ -125,8 +125,6 @@ pub fn run(options: &Options, dsa: bool, mut progress: impl FnMut(u64, u64, &str
             bench.sample(&[throughput(size, STREAM)], || bare.stream(size, ms));
         }
     }
-    let bars = bars(&bench.samples, sizes, cached, direct);
-    let claims = claims(&bench.samples, sizes, cached, direct);
     let params = serde_json::json!({
         "rounds": bench.samples.blocks(), "ms": ms,
         "under way": "1 MiB in 4 to 16 writes; calls: 8 of them, the others wait for a slot",
@@ -136,7 +134,8 @@ pub fn run(options: &Options, dsa: bool, mut progress: impl FnMut(u64, u64, &str
         "engine": "a worker thread, 8 copies ahead, from 8 KiB; a DMA engine only where a series names it. Where it pays: inline or handed over, whichever \
                    was faster lately",
     });
-    bench.report("bulk", params, model_rows(cached, direct), bars, claims)
+    let claims = |samples: &Samples| claims(samples, sizes, cached, direct);
+    bench.report("bulk", params, |samples| bars(samples, sizes), claims)
 }
 
 /// GB/s of writes that complete one after the other, as many under way as the window holds.
@@ -212,15 +211,17 @@ fn amplification(ddio: bool) -> f64 {
     dimms.counters().write_amplification()
 }
 
-fn model_rows(cached: f64, direct: f64) -> Vec<Row> {
-    let row = |series: &str, value| {
-        let (op, series) = ("media bytes for each byte", format!("model: {series}"));
-        Row::single(op, 2 << 20, series, ("ratio", "times"), value, Kind::Model)
-    };
-    vec![row("DDIO or DCA on", cached), row("DDIO or DCA off", direct)]
+/// What is modelled: of writes of so many bytes, with and without.
+const MEDIA: (&str, u64) = ("media bytes for each byte", 2 << 20);
+const MODELS: [&str; 2] = ["model: DDIO or DCA on", "model: DDIO or DCA off"];
+
+fn model_rows(cached: f64, direct: f64) -> impl Iterator<Item = Row> {
+    let row = |(series, value)| Row::single(MEDIA.0, MEDIA.1, series, ("ratio", "times"), value, Kind::Model);
+    MODELS.into_iter().zip([cached, direct]).map(row)
 }
 
-fn bars(samples: &Samples, sizes: &[u64], cached: f64, direct: f64) -> Vec<Bar> {
+fn bars(samples: &Samples, sizes: &[u64]) -> Vec<Bar> {
+    let [cached, direct] = MODELS.map(|series| samples.value(MEDIA.0, MEDIA.1, series));
     let mut bars: Vec<Bar> = sizes
         .iter()
         .filter(|&&size| size >= FROM)
@@ -232,7 +233,7 @@ fn bars(samples: &Samples, sizes: &[u64], cached: f64, direct: f64) -> Vec<Bar> 
         .collect();
     bars.push(Bar::new(
         "model: write amplification, DDIO on / off",
-        Some(cached / direct),
+        cached.zip(direct).map(|(cached, direct)| cached / direct),
         Sense::AtLeast,
         1.7,
     ));

@@ -9,10 +9,11 @@ use remanence_rpc::log::{APPEND, BOUNDS, TRIM, Word};
 
 use super::client::{Burst, Found, Spec};
 use super::server::{self, Served, words};
-use super::{Bench, FIGURES, JUDGED, Options, Outcome, PAPERS, addresses, at, key, serve};
+use super::{Bench, FIGURES, JUDGED, PAPERS, addresses, at, key, serve};
 use crate::claims::{Claim, Shape, Verdict, times};
+use crate::effort::Options;
 use crate::limits::udp::BarePair;
-use crate::report::{Bar, Sense};
+use crate::report::{Bar, Report, Sense};
 use crate::samples::{Key, Metric, Samples};
 use crate::server_load::ServerLoad;
 
@@ -47,20 +48,18 @@ pub(super) struct Clients {
 ///
 /// # Errors
 /// One sentence when nothing at all can be measured.
-pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Outcome {
-    let (rounds, ms) = options.extent();
+pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Result<Report, String> {
+    let (rounds, ms) = options.effort.extent();
     let sizes = options.effort.pick(&QUICK[..], &QUICK[..], &SIZES[..]);
     let mut bench = Bench::new(options, server::Spec::Logs, Spec::Logs);
     let mut bare = BarePair::open(addresses())?;
     let steps = rounds * sizes.len() as u64;
-    let mut done = 0;
     for load in FIGURES {
         bench.samples.control(&rate(sizes[0], SERVED[0].0, load));
     }
-    while bench.samples.another(options.effort, rounds, |samples| bars(samples, sizes)) {
+    while bench.samples.another(rounds, |samples| bars(samples, sizes))? {
         for &size in sizes {
-            progress(done, steps, &format!("appends of {size} bytes"));
-            done += 1;
+            progress(bench.samples.step(), steps, &format!("appends of {size} bytes"));
             for (n, load) in bench.cells(SERVED.len(), size == sizes[0]) {
                 // What one burst appended the next one need not have room for.
                 let (key, burst) = (rate(size, SERVED[n].0, load), Burst::Append { n, size, ms });
@@ -72,13 +71,12 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Outco
             });
         }
     }
-    let (bars, claims) = (bars(&bench.samples, sizes), claims(&bench.samples, sizes));
     let params = serde_json::json!({
         "rounds": bench.samples.blocks(), "ms": ms, "clients": CLIENTS, "window": WINDOW,
         "servers": ServerLoad::ALL.map(ServerLoad::name),
         "rate": "appends acknowledged as durable; one server thread, clients in one thread",
     });
-    bench.report("logserver", params, Vec::new(), bars, claims)
+    bench.report("logserver", params, |samples| bars(samples, sizes), |samples| claims(samples, sizes))
 }
 
 impl Clients {

@@ -13,36 +13,23 @@ pub mod pwrite;
 pub(crate) mod server;
 
 use std::net::IpAddr;
-use std::path::PathBuf;
 
 use self::client::{Burst, Client};
 use self::server::{Serve, Served, Server};
 use crate::claims::Claim;
-use crate::effort::Effort;
+use crate::effort::{Effort, Options};
 use crate::machine;
 use crate::report::{Bar, Report};
 use crate::role::{self, End, Lost, Pair, Place};
 use crate::samples::{Key, Metric, Samples};
 use crate::server_load::ServerLoad;
 
-/// How a bench of these is run.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// How much is measured.
-    pub effort: Effort,
-    /// The program that is started with the arguments `bench-agent ROLE` for each end.
-    pub program: PathBuf,
-}
-
-impl Options {
+impl Effort {
     /// Rounds, and milliseconds of one sample.
-    fn extent(&self) -> (u64, u64) {
-        self.effort.pick((1, 3), (6, 10), (9, 40))
+    fn extent(self) -> (u64, u64) {
+        self.pick((1, 3), (6, 10), (9, 40))
     }
 }
-
-/// What a bench says: the report, and what becomes of the paper's claims.
-pub type Outcome = Result<(Report, Vec<Claim>), String>;
 
 /// Addresses of two sockets that have nothing of ours.
 fn addresses() -> (IpAddr, IpAddr) {
@@ -51,7 +38,6 @@ fn addresses() -> (IpAddr, IpAddr) {
 
 /// Samples of one bench, each tagged with the state of the machine around it.
 struct Bench {
-    effort: Effort,
     samples: Samples,
     lost: Lost,
     pair: Pair<Server, Client>,
@@ -60,9 +46,9 @@ struct Bench {
 
 impl Bench {
     fn new(options: &Options, server: server::Spec, client: client::Spec) -> Self {
-        let (samples, lost) = (Samples::default(), Lost::default());
+        let samples = Samples::new(options.effort, &options.only);
         let pair = Pair::new(Place::here(&options.program));
-        Self { effort: options.effort, samples, lost, pair, specs: (server, client) }
+        Self { samples, lost: Lost::default(), pair, specs: (server, client) }
     }
 
     /// Takes one sample of a burst of the client's, which yields values in the metric's unit.
@@ -76,7 +62,7 @@ impl Bench {
             let operations = ran.values.operations;
             Ok((ran.map(|found| found.values), operations))
         };
-        if let Err(why) = self.samples.burst(self.effort, key, run) {
+        if let Err(why) = self.samples.burst(key, run) {
             self.lost.add(cell(key), why);
         }
     }
@@ -98,10 +84,9 @@ impl Bench {
             // A thread of its own: this one must stay free to probe both cores.
             let outcome = std::thread::scope(|scope| scope.spawn(on_its_core).join());
             let values = outcome.unwrap_or_else(|_| Err("the client panicked".into()))?;
-            Ok(keys.iter().map(|key| (key.clone(), values.clone().into())).collect())
+            Ok(keys.iter().map(|_| values.clone().into()).collect())
         };
-        keys.iter().for_each(|key| self.samples.expect(key));
-        if let Err(why) = self.samples.several(|| self.effort.probe(), burst) {
+        if let Err(why) = self.samples.bursts(keys, burst) {
             self.lost.add(cell(&keys[0]), why);
         }
     }
@@ -109,22 +94,13 @@ impl Bench {
     fn report(
         self,
         bench: &'static str,
-        params: serde_json::Value,
-        more: Vec<crate::report::Row>,
-        bars: Vec<Bar>,
-        claims: Vec<Claim>,
-    ) -> Outcome {
-        let skipped = self.lost.lines();
-        if self.samples.rows().is_empty() {
-            return Err(format!("nothing could be measured: {}", skipped.join("; ")));
-        }
-        let mut params = params;
+        mut params: serde_json::Value,
+        bars: impl Fn(&Samples) -> Vec<Bar>,
+        claims: impl Fn(&Samples) -> Vec<Claim>,
+    ) -> Result<Report, String> {
         params["pinned"] = role::pinned();
-        params["claims"] = serde_json::to_value(&claims).unwrap_or_default();
         params["memory"] = "a file in /dev/shm, declared ADR: it survives a crash of the process only".into();
-        let mut report = Report::new(bench, self.effort, params, &self.samples, bars, skipped);
-        report.rows.extend(more);
-        Ok((report, claims))
+        Report::new(bench, params, &self.samples, bars, claims, self.lost.lines())
     }
 }
 
@@ -160,12 +136,12 @@ mod tests {
 
     #[test]
     fn nothing_measured_is_said_so() {
-        let options = Options { effort: Effort::Tiny, program: PathBuf::new() };
+        let options = Options { effort: Effort::Tiny, only: Vec::new(), program: "none".into() };
         let mut bench = Bench::new(&options, server::Spec::Logs, client::Spec::Logs);
         bench.sample(&[key("write", 64, "a", Metric::Latency)], || Err("it is broken".into()));
         bench.sample(&[key("write", 64, "a", Metric::Latency)], || Err("it is broken".into()));
         assert_eq!(bench.lost.lines(), ["write a 64: it is broken"]);
-        let outcome = bench.report("pwrite", serde_json::json!({}), Vec::new(), Vec::new(), Vec::new());
+        let outcome = bench.report("pwrite", serde_json::json!({}), |_| Vec::new(), |_| Vec::new());
         assert!(outcome.is_err_and(|why| why.contains("it is broken")));
     }
 }

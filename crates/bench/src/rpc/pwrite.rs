@@ -9,10 +9,11 @@ use remanence_rpc::visibility::{Tally, tally};
 
 use super::client::{Burst, Spec};
 use super::server::{self, Copying, MEMORY, Served, words};
-use super::{Bench, FIGURES, JUDGED, Options, Outcome, PAPERS, addresses, at, key, serve};
+use super::{Bench, FIGURES, JUDGED, PAPERS, addresses, at, key, serve};
 use crate::claims::{Claim, Shape, Verdict, times};
+use crate::effort::Options;
 use crate::limits::udp::BarePair;
-use crate::report::{Bar, Kind, Row, Sense, figure};
+use crate::report::{Bar, Kind, Report, Row, Sense, figure};
 use crate::samples::{Key, Metric, Samples};
 use crate::server_load::ServerLoad;
 use crate::stats::Estimate;
@@ -43,15 +44,14 @@ const fn series(method: Method) -> &'static str {
 ///
 /// # Errors
 /// One sentence when nothing at all can be measured.
-pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Outcome {
-    let (rounds, ms) = options.extent();
+pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Result<Report, String> {
+    let (rounds, ms) = options.effort.extent();
     let servers = server::Spec::Copying(SERVERS.to_vec());
     let clients = Spec::Writers { calls: SERVERS.len(), window: 1, longest: 4096 };
     let mut bench = Bench::new(options, servers, clients);
     let mut bare = BarePair::open(addresses())?;
     let sizes = options.effort.pick(&QUICK[..], &QUICK[..], &SIZES[..]);
     let steps = rounds * sizes.len() as u64;
-    let mut done = 0;
     for load in FIGURES {
         bench.samples.control(&latency(64, RPC, load));
     }
@@ -60,10 +60,10 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Outco
     let seen =
         Method::ALL.map(|method| [true, false].map(|ddio| (method, ddio, tally(method, ddio, trials, 1))));
     let seen: Vec<(Method, bool, Tally)> = seen.into_iter().flatten().collect();
-    while bench.samples.another(options.effort, rounds, |samples| bars(samples, &seen)) {
+    bench.samples.singles(visibility_rows(&seen));
+    while bench.samples.another(rounds, bars)? {
         for &size in sizes {
-            progress(done, steps, &format!("{OP} of {size} bytes"));
-            done += 1;
+            progress(bench.samples.step(), steps, &format!("{OP} of {size} bytes"));
             for (n, load) in bench.cells(Method::ALL.len() + SERVERS.len(), size == sizes[0]) {
                 let (name, what, burst) = match Method::ALL.get(n) {
                     Some(&method) => {
@@ -80,7 +80,6 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Outco
             bench.sample(&FIGURES.map(|load| latency(size, BARE, load)), || bare.round_trips(size, ms));
         }
     }
-    let (bars, claims) = (bars(&bench.samples, &seen), claims(&bench.samples, &seen));
     let params = serde_json::json!({
         "servers": ServerLoad::ALL.map(ServerLoad::name),
         "rounds": bench.samples.blocks(), "ms": ms,
@@ -88,7 +87,7 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Outco
         "visibility": "the real engine on both sides, over a simulated responder with stages; at the completion",
         "trials": trials,
     });
-    bench.report("pwrite", params, visibility_rows(&seen), bars, claims)
+    bench.report("pwrite", params, bars, |samples| claims(samples, &seen))
 }
 
 /// Microseconds of each of as many operations as the time allows, to one place after the other.
@@ -115,16 +114,23 @@ pub(super) fn calls(client: &mut Client, size: u64, ms: u64) -> Result<Vec<f64>,
     timed(size, ms, |at| client.write(at, &bytes).map_err(words))
 }
 
+/// What is simulated: shares of writes, of so many bytes.
+const VISIBLE: &str = "visible at its completion";
+const DURABLE: &str = "durable at its completion";
+const SIMULATED: u64 = 1024;
+
+fn simulated(method: Method, ddio: bool) -> String {
+    format!("{}, DDIO {}", series(method), if ddio { "on" } else { "off" })
+}
+
 fn visibility_rows(seen: &[(Method, bool, Tally)]) -> Vec<Row> {
     let rows = seen.iter().flat_map(|(method, ddio, tally)| {
-        let series = format!("{}, DDIO {}", series(*method), if *ddio { "on" } else { "off" });
-        [("visible at its completion", tally.visible), ("durable at its completion", tally.durable)].map(
-            |(op, n)| {
-                let share = n as f64 * 100.0 / tally.trials.max(1) as f64;
-                let row = Row::single(op, 1024, series.clone(), ("share", "%"), share, Kind::Simulated);
-                Row { n: tally.trials, ..row }
-            },
-        )
+        [(VISIBLE, tally.visible), (DURABLE, tally.durable)].map(|(op, n)| {
+            let share = n as f64 * 100.0 / tally.trials.max(1) as f64;
+            let series = simulated(*method, *ddio);
+            let row = Row::single(op, SIMULATED, series, ("share", "%"), share, Kind::Simulated);
+            Row { n: tally.trials, ..row }
+        })
     });
     rows.collect()
 }
@@ -142,33 +148,19 @@ fn rpc_read(samples: &Samples, load: ServerLoad) -> Option<Estimate> {
     samples.ratio(&latency(64, RPC, load), &latency(64, series(Method::WriteRead), load))
 }
 
-fn bars(samples: &Samples, seen: &[(Method, bool, Tally)]) -> Vec<Bar> {
-    let invisible = invisible(of(seen, Method::Write, false));
-    let (pushed, flushed) = (of(seen, Method::WriteRead, false), of(seen, Method::WriteFlush, true));
+fn bars(samples: &Samples) -> Vec<Bar> {
     let calls = JUDGED.map(|load| {
         let name = format!("64 B durable call / WRITE+READ, latency, server {}", load.name());
         Bar::new(name, rpc_read(samples, load), Sense::AtMost, 1.25)
     });
+    let share = |op, method, ddio| samples.value(op, SIMULATED, &simulated(method, ddio));
+    let invisible = share(VISIBLE, Method::Write, false).map(|visible| 100.0 - visible);
     let simulated = [
-        Bar::new(
-            "completed WRITEs that are invisible, staged responder, %",
-            Some(invisible),
-            Sense::AtLeast,
-            1.0,
-        ),
-        Bar::new(
-            "WRITE+READ durable at completion, DDIO off, %",
-            Some(pushed.durable as f64 * 100.0 / pushed.trials.max(1) as f64),
-            Sense::AtLeast,
-            100.0,
-        ),
-        Bar::new(
-            "WRITE+FLUSH durable at completion, DDIO on, %",
-            Some(flushed.durable as f64 * 100.0 / flushed.trials.max(1) as f64),
-            Sense::AtLeast,
-            100.0,
-        ),
+        ("completed WRITEs that are invisible, staged responder, %", invisible, 1.0),
+        ("WRITE+READ durable at completion, DDIO off, %", share(DURABLE, Method::WriteRead, false), 100.0),
+        ("WRITE+FLUSH durable at completion, DDIO on, %", share(DURABLE, Method::WriteFlush, true), 100.0),
     ];
+    let simulated = simulated.map(|(name, found, limit)| Bar::new(name, found, Sense::AtLeast, limit));
     calls.into_iter().chain(simulated).collect()
 }
 
@@ -181,10 +173,11 @@ fn claims(samples: &Samples, seen: &[(Method, bool, Tally)]) -> Vec<Claim> {
     let rpc_bare = ratio(RPC, BARE);
     let (lone, pushed) = (of(seen, Method::Write, false), of(seen, Method::WriteRead, false));
     let (invisible, kept) = (invisible(lone), of(seen, Method::WriteRead, true));
+    let known = |op, method| samples.value(op, SIMULATED, &simulated(method, false));
     vec![
         Claim::new(
             "4.2: a WRITE that completed at its requester may not even be visible at the responder",
-            Verdict::of(Some(lone.visible < lone.trials)),
+            Verdict::of(known(VISIBLE, Method::Write).map(|_| lone.visible < lone.trials)),
             format!(
                 "on a responder with staged placement, simulated: {} % of {} were not. Our own responder places before it \
                  acknowledges, so between two of ours a completed WRITE is visible, and not durable",
@@ -194,7 +187,10 @@ fn claims(samples: &Samples, seen: &[(Method, bool, Tally)]) -> Vec<Claim> {
         ),
         Claim::new(
             "4.1: with DDIO off a READ behind it makes it durable; with DDIO on it does not",
-            Verdict::of(Some(pushed.durable == pushed.trials && kept.durable < kept.trials)),
+            Verdict::of(
+                known(DURABLE, Method::WriteRead)
+                    .map(|_| pushed.durable == pushed.trials && kept.durable < kept.trials),
+            ),
             format!(
                 "simulated: durable {} of {} times with DDIO off, {} of {} with DDIO on. Between two of ours, whose \
                  responder stores with a CPU, WRITE+READ is durable where caches survive (eADR) only",

@@ -17,7 +17,7 @@ use std::time::Duration;
 use self::plan::{Path, Work};
 use self::protocol::Test;
 use self::session::Session;
-use crate::effort::Effort;
+use crate::effort;
 use crate::limits::memcpy::Memcpy;
 use crate::limits::udp;
 use crate::netns::NetworkPath;
@@ -29,10 +29,8 @@ use crate::samples::{Key, Metric, Samples};
 /// How the bench is run.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// How much is measured.
-    pub effort: Effort,
-    /// The program that is started with the arguments `bench-agent ROLE` for each end.
-    pub program: std::path::PathBuf,
+    /// As any bench.
+    pub common: effort::Options,
     /// Only these paths (`udp-lo`, `udp-veth`, `xdp-veth`, `shm`); all when empty.
     pub paths: Vec<String>,
 }
@@ -42,43 +40,43 @@ pub struct Options {
 /// # Errors
 /// One sentence when nothing at all can be measured; what cannot be measured alone is in the report's `skipped`.
 pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Result<Report, String> {
-    let (rounds, ms) = options.effort.pick((1, 3), (6, 8), (9, 40));
-    let mut plan = plan::work(&options.paths);
+    let effort::Options { effort, only, program } = &options.common;
+    let (rounds, ms) = effort.pick((1, 3), (6, 8), (9, 40));
+    let plan = plan::work(&options.paths);
     let mut lost = Lost::default();
-    for group in &mut plan {
-        group.retain(|work| {
-            let missing = if let Work::Peer(run) = work { run.program.missing() } else { None };
-            missing.map(|why| lost.add(work.words(), why)).is_none()
-        });
-    }
     let total = rounds * plan.iter().map(Vec::len).sum::<usize>() as u64;
     let mut sessions: BTreeMap<Path, Result<Session, String>> = BTreeMap::new();
-    for path in plan::paths(&options.paths) {
-        sessions.insert(path, Session::new(&options.program, path, None));
-    }
-    let mut samples = Samples::default();
+    let mut samples = Samples::new(*effort, only);
     let steps =
         plan.iter().flatten().filter_map(|work| if let Work::Ours(step) = work { Some(step) } else { None });
     steps.filter(|step| step.is_control()).for_each(|step| samples.control(&step.key()));
     let mut begins = BTreeMap::new();
     let mut memcpy = Memcpy::new(ours::SIZE_MAX);
-    let mut done = 0;
-    while samples.another(options.effort, rounds, |samples| plan::bars(samples, &options.paths)) {
+    let mut run = Vec::new();
+    while samples.another(rounds, |samples| plan::bars(samples, &options.paths))? {
         for work in samples.order(plan.len()).into_iter().flat_map(|n| &plan[n]) {
-            done += 1;
-            progress(done, total, &work.words());
+            progress(samples.step(), total, &work.words());
             let outcome = match work {
-                Work::Ours(step) => samples.burst(options.effort, &step.key(), || {
-                    let session = sessions.get_mut(&step.path).expect("each path has one");
+                Work::Ours(step) => samples.burst(&step.key(), || {
+                    let session = sessions.entry(step.path);
+                    let session = session.or_insert_with(|| Session::new(program, step.path, None));
                     let ran =
                         session.as_mut().map_err(|why| why.clone())?.sample(step.test, step.size, ms)?;
                     let operations = step.operations(&ran.values);
                     Ok((ran.map(|values| step.figures(&values)), operations))
                 }),
-                Work::Memcpy(size) => samples.burst(options.effort, &plan::memcpy_key(*size), || {
+                Work::Memcpy(size) => samples.burst(&plan::memcpy_key(*size), || {
                     memcpy.burst(*size, *size, Duration::from_millis(ms)).map(|rate| vec![rate])
                 }),
-                Work::Peer(run) => peer(&mut samples, &mut begins, *run, options.effort),
+                Work::Peer(peer) if !samples.wants_any(&peer.keys()) => Ok(()),
+                Work::Peer(peer) => match peer.program.missing() {
+                    // It is said once, and no point of it is missed.
+                    Some(why) => Err(why),
+                    None => {
+                        run.push(*peer);
+                        burst_of(&mut samples, &mut begins, *peer)
+                    }
+                },
             };
             if let Err(why) = outcome {
                 lost.add(work.words(), why);
@@ -86,16 +84,7 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
         }
     }
     progress(total, total, "done");
-    let skipped = lost.lines();
-    if samples.rows().is_empty() {
-        return Err(format!("nothing could be measured: {}", skipped.join("; ")));
-    }
-    let peers: Vec<_> = plan
-        .iter()
-        .flatten()
-        .filter_map(|work| if let Work::Peer(run) = work { Some(*run) } else { None })
-        .collect();
-    let settings = peers::settings(&peers, &NetworkPath::Loopback);
+    let settings = peers::settings(&run, &NetworkPath::Loopback);
     let params = serde_json::json!({
         "rounds": samples.blocks(), "ms": ms, "paths": options.paths, "pinned": role::pinned(),
         "latency": "post to completion, spinning on both sides; ping-pong, put_lat, tag_lat and pingpong: half a round trip",
@@ -104,30 +93,27 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
         "settings": settings,
         "bare streams": udp::OFFLOADS, "memcpy": "from one buffer to another, as the WRITEs of a stream go",
     });
-    let bars = plan::bars(&samples, &options.paths);
-    Ok(Report::new("transport", options.effort, params, &samples, bars, skipped))
+    let bars = |samples: &Samples| plan::bars(samples, &options.paths);
+    Report::new("transport", params, &samples, bars, |_| Vec::new(), lost.lines())
 }
 
 /// What a run of a peer counts that has one round, by its words.
 type Begins = BTreeMap<String, Ran<()>>;
 
-/// As [`Samples::burst`]: a run of a peer has values of several keys.
-fn peer(samples: &mut Samples, begins: &mut Begins, run: peers::Run, effort: Effort) -> Result<(), String> {
+/// A run of a peer has values of several keys.
+fn burst_of(samples: &mut Samples, begins: &mut Begins, run: peers::Run) -> Result<(), String> {
     let place = NetworkPath::Loopback;
     let begin = match begins.get(&run.words()) {
         Some(begin) => *begin,
         None => *begins.entry(run.words()).or_insert(run.begin(&place)?),
     };
-    let rounds = run.rounds(effort);
-    samples.several(
-        || effort.probe(),
-        || {
-            let ran = run.measure(&place, rounds)?;
-            let (client, server) = (ran.client.since(&begin.client), ran.server.since(&begin.server));
-            let measured = |value| (Ran { values: vec![value], client, server }, rounds).into();
-            Ok(run.values(&ran.values).into_iter().map(|(key, value)| (key, measured(value))).collect())
-        },
-    )
+    let rounds = run.rounds(samples.effort());
+    samples.bursts(&run.keys(), || {
+        let ran = run.measure(&place, rounds)?;
+        let (client, server) = (ran.client.since(&begin.client), ran.server.since(&begin.server));
+        let measured = |value| (Ran { values: vec![value], client, server }, rounds).into();
+        Ok(run.values(&ran.values).into_iter().map(|(_, value)| measured(value)).collect())
+    })
 }
 
 /// The key under which a test's samples are kept.

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use self::guest::Guest;
-use crate::effort::Effort;
+use crate::effort;
 use crate::machine::State;
 use crate::perftest::{Op, Run};
 use crate::report::{Bar, Report, Sense, bytes, figure};
@@ -24,8 +24,8 @@ use crate::stats;
 /// How the bench is run.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// How much is measured; two sizes if quick.
-    pub effort: Effort,
+    /// As any bench; two sizes if quick.
+    pub common: effort::Options,
     /// Where our libraries are.
     pub libraries: PathBuf,
     /// Where the guest is kept between runs.
@@ -72,71 +72,85 @@ type Medians = BTreeMap<(Op, Metric, u64, System), Vec<f64>>;
 ///
 /// # Errors
 /// One sentence when there can be no guest or nothing at all can be measured in it.
-pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Result<(Report, String), String> {
-    let (rounds, sizes): (u64, &[u64]) = options.effort.pick(
+pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Result<Report, String> {
+    let effort::Options { effort, only, .. } = &options.common;
+    let (rounds, sizes): (u64, &[u64]) = effort.pick(
         (1, &[64, 64 << 10]),
         (6, &[64, 64 << 10]),
         (6, &[64, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20]),
     );
-    progress(0, 1, "booting the guest");
-    let tree = tree(options)?;
-    let guest = Guest::boot(&options.directory, &tree)?;
-    let minute = Duration::from_secs(60);
-    guest.run("sh /bench/wire.sh make", minute)?;
-    let kernel = guest.run("uname -r", minute)?.trim().to_owned();
-
     let total = rounds * 2 * Op::ALL.len() as u64 * 2 * sizes.len() as u64;
-    let (mut samples, mut medians, mut skipped) = (Samples::default(), Medians::new(), Vec::new());
-    let mut done = 0;
-    for metric in [Metric::Latency, Metric::Throughput] {
+    let (mut samples, mut medians, mut skipped) = (Samples::new(*effort, only), Medians::new(), Vec::new());
+    for metric in METRICS {
         let size = if metric == Metric::Latency { 64 } else { 64 << 10 };
         samples.control(&Run { op: Op::Write, metric, size, count: 0 }.key(System::SoftRoce.series()));
     }
-    while samples.another(options.effort, rounds, |samples| bars(samples, sizes)) {
+    let mut booted = None;
+    let minute = Duration::from_secs(60);
+    while samples.another(rounds, |samples| bars(samples, sizes))? {
         for op in Op::ALL {
             // Whoever goes second may find the emulator's caches warm: take turns.
             let order = [System::SoftRoce, System::Ours];
             for system in if samples.blocks() % 2 == 1 { order } else { [order[1], order[0]] } {
+                let runs = sizes.iter().flat_map(|&size| {
+                    METRICS.map(|metric| Run { op, metric, size, count: count(metric, size) })
+                });
+                let runs: Vec<Run> = runs.filter(|run| samples.wants(&run.key(system.series()))).collect();
+                if runs.is_empty() {
+                    continue;
+                }
+                if booted.is_none() {
+                    progress(0, total, "booting the guest");
+                    booted = Some(boot(options)?);
+                }
+                let (guest, _) = booted.as_ref().expect("it was booted");
                 let owner = if system == System::SoftRoce { "rxe" } else { "ours" };
                 guest.run(&format!("sh /bench/wire.sh {owner}"), minute)?;
-                for &size in sizes {
-                    for metric in [Metric::Latency, Metric::Throughput] {
-                        let run = Run { op, metric, size, count: count(metric, size) };
-                        done += 1;
-                        progress(done, total, &run.words(system.series()));
-                        let measured = samples.burst_in(
-                            || State::Any,
-                            &run.key(system.series()),
-                            || {
-                                let values = sample(&guest, system, &run)?;
-                                let mut sorted = values.clone();
-                                sorted.sort_by(f64::total_cmp);
-                                let median = sorted[sorted.len() / 2];
-                                medians.entry((op, metric, size, system)).or_default().push(median);
-                                Ok(values)
-                            },
-                        );
-                        if let Err(why) = measured {
-                            skipped.push(format!("{}: {why}", run.words(system.series())));
-                        }
+                for run in runs {
+                    progress(samples.step(), total, &run.words(system.series()));
+                    let measured = samples.burst_in(
+                        || State::Any,
+                        &run.key(system.series()),
+                        || {
+                            let values = sample(guest, system, &run)?;
+                            let mut sorted = values.clone();
+                            sorted.sort_by(f64::total_cmp);
+                            let median = sorted[sorted.len() / 2];
+                            medians.entry((op, run.metric, run.size, system)).or_default().push(median);
+                            Ok(values)
+                        },
+                    );
+                    if let Err(why) = measured {
+                        skipped.push(format!("{}: {why}", run.words(system.series())));
                     }
                 }
             }
         }
     }
     progress(total, total, "done");
-    if medians.is_empty() {
-        return Err(format!("nothing could be measured: {}", skipped.join("; ")));
-    }
+    let guest = booted.map(|(_, kernel)| guest_words(&kernel)).unwrap_or_default();
     let params = serde_json::json!({
         "rounds": samples.blocks(),
-        "settings": { "the guest of both": guest_words(&kernel) },
+        "settings": { "the guest of both": guest },
         "wire": "one veth pair, MTU 4300, path MTU 4096, client and server on a core each",
         "latency": "perftest: half a round trip for write and send, a whole one for read",
     });
-    let bars = bars(&samples, sizes);
-    let report = Report::new("urdma", options.effort, params, &samples, bars, skipped);
-    Ok((report, tables(&medians, &guest_words(&kernel))))
+    let bars = |samples: &Samples| bars(samples, sizes);
+    let mut report = Report::new("urdma", params, &samples, bars, |_| Vec::new(), skipped)?;
+    report.preface = tables(&medians, &guest);
+    Ok(report)
+}
+
+const METRICS: [Metric; 2] = [Metric::Latency, Metric::Throughput];
+
+/// A guest whose two ends of the wire are there, and its kernel.
+fn boot(options: &Options) -> Result<(Guest, String), String> {
+    let tree = tree(options)?;
+    let guest = Guest::boot(&options.directory, &tree)?;
+    let minute = Duration::from_secs(60);
+    guest.run("sh /bench/wire.sh make", minute)?;
+    let kernel = guest.run("uname -r", minute)?.trim().to_owned();
+    Ok((guest, kernel))
 }
 
 /// What the figures are figures of.
@@ -224,7 +238,7 @@ fn bars(samples: &Samples, sizes: &[u64]) -> Vec<Bar> {
 fn tables(medians: &Medians, guest: &str) -> String {
     let mut out = format!("In {guest}.\n\n");
     let mut number = 0;
-    for metric in [Metric::Latency, Metric::Throughput] {
+    for metric in METRICS {
         for op in Op::ALL {
             number += 1;
             let (what, unit) = match metric {

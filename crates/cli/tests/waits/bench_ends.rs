@@ -166,8 +166,11 @@ fn what_would_fail_at_the_end_is_refused_before_anything_is_measured() {
     ] {
         run(rem().arg("bench").args(words)).bad(words[2]);
     }
-    let figure = dir.path().join("figure.svg").display().to_string();
-    run(rem().args(["bench", "failover", "--plot", &figure])).bad("has no figure");
+    let one = dir.path().join("one");
+    let beside = dir.path().join("../").join(dir.path().file_name().expect("it has a name")).join("one");
+    let mut both = rem();
+    run(both.args(["bench", "counter", "--json"]).arg(&one).arg("--plot").arg(beside))
+        .bad("--json and --plot are both");
     assert!(names(dir.path()).is_empty());
 }
 

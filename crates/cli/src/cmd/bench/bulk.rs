@@ -1,6 +1,7 @@
 //! `rem bench bulk`.
 
-use remanence_bench::rpc::{Options, bulk};
+use remanence_bench::plot;
+use remanence_bench::rpc::bulk;
 
 use super::Common;
 use crate::fail::Fail;
@@ -19,10 +20,5 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Fail> {
-    let options = Options { effort: args.common.effort(), program: super::program(None)? };
-    let (bar, progress) = super::progress();
-    let outcome = bulk::run(&options, args.dsa, progress);
-    bar.finish_and_clear();
-    let (report, claims) = outcome.map_err(Fail::new)?;
-    super::publish_with_claims(&report, &claims, &args.common)
+    super::measure(&args.common, plot::draw, |common, progress| bulk::run(&common, args.dsa, progress))
 }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use remanence_bench::erda::{self, Carrier, Options, Part, figure};
+use remanence_bench::erda::{self, Carrier, Options, figure};
 
 use super::Common;
 use crate::fail::Fail;
@@ -14,16 +14,14 @@ Examples:
   rem bench erda --json erda.json --plot erda.svg
   rem bench erda --only peers --dir /var/tmp
 
+Its parts have names of their own for --only: latency, threads, cleaning, bytes, peers.
+
 The paper's NVM is declared: every step of a scheme is carried out on live memory, and nothing makes the domain true. Beside
 Redis nothing is declared. Redis and memcached are measured where they are installed: `apt-get install redis-server
 redis-tools memcached`.")]
 pub(super) struct Args {
     #[command(flatten)]
     pub(super) common: Common,
-    /// Only these parts; all of them if nothing is said
-    #[arg(long, value_name = "PART", value_delimiter = ',',
-        value_parser = ["latency", "threads", "cleaning", "bytes", "peers"])]
-    only: Vec<String>,
     /// What carries packets in the paper's figures
     #[arg(long, value_name = "CARRIER", default_value = "udp", value_parser = ["udp", "shm"])]
     carrier: String,
@@ -33,23 +31,8 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Fail> {
-    let program = super::program(None)?;
-    let options = Options {
-        effort: args.common.effort(),
-        program,
-        carrier: if args.carrier == "shm" { Carrier::Shm } else { Carrier::Udp },
-        dir: super::supervise::place(),
-        parts: Part::ALL
-            .into_iter()
-            .filter(|part| args.only.iter().any(|name| name == part.name()))
-            .collect(),
-    };
-    let (bar, mut progress) = super::progress();
-    let outcome = erda::run(&options, &mut progress);
-    bar.finish_and_clear();
-    let (report, claims) = outcome.map_err(Fail::new)?;
-    super::tell(&report, &args.common)?;
-    super::tell_claims(&claims, &args.common);
-    super::draw(&report, &args.common, figure::draw)?;
-    report.whole().map_err(Fail::new)
+    let carrier = if args.carrier == "shm" { Carrier::Shm } else { Carrier::Udp };
+    super::measure(&args.common, figure::draw, |common, progress| {
+        erda::run(&Options { common, carrier, dir: super::supervise::place() }, progress)
+    })
 }

@@ -30,16 +30,9 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Fail> {
-    let options = Options {
-        program: super::program(args.program.as_deref())?,
-        roles: super::program(None)?,
-        directory: super::supervise::place(),
-        effort: args.common.effort(),
-        rounds: args.rounds.map(u64::from),
-        more: args.more.clone(),
-    };
-    let (bar, progress) = super::progress();
-    let outcome = failover::run(&options, progress);
-    bar.finish_and_clear();
-    super::publish(&outcome.map_err(Fail::new)?, &args.common)
+    let program = super::program(args.program.as_deref())?;
+    let (directory, rounds) = (super::supervise::place(), args.rounds.map(u64::from));
+    super::measure(&args.common, failover::draw, |common, progress| {
+        failover::run(&Options { common, program, directory, rounds, more: args.more.clone() }, progress)
+    })
 }

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use remanence_bench::gateway::{self, Options};
+use remanence_bench::plot;
 
 use super::Common;
 use crate::fail::Fail;
@@ -26,14 +27,8 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Fail> {
-    let options = Options {
-        program: super::program(args.program.as_deref())?,
-        roles: super::program(None)?,
-        directory: super::supervise::place(),
-        effort: args.common.effort(),
-    };
-    let (bar, progress) = super::progress();
-    let outcome = gateway::run(&options, progress);
-    bar.finish_and_clear();
-    super::publish(&outcome.map_err(Fail::new)?, &args.common)
+    let program = super::program(args.program.as_deref())?;
+    super::measure(&args.common, plot::draw, |common, progress| {
+        gateway::run(&Options { common, program, directory: super::supervise::place() }, progress)
+    })
 }

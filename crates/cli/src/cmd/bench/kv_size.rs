@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use remanence_bench::kv_size::{self, Options};
+use remanence_bench::plot;
 
 use super::Common;
 use crate::fail::Fail;
@@ -24,14 +25,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Fail> {
-    let options = Options {
-        program: super::program(None)?,
-        directory: super::supervise::place(),
-        keys: args.keys,
-        effort: args.common.effort(),
-    };
-    let (bar, progress) = super::progress();
-    let outcome = kv_size::run(&options, progress);
-    bar.finish_and_clear();
-    super::publish(&outcome.map_err(Fail::new)?, &args.common)
+    super::measure(&args.common, plot::draw, |common, progress| {
+        kv_size::run(&Options { common, directory: super::supervise::place(), keys: args.keys }, progress)
+    })
 }

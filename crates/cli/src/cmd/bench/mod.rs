@@ -1,18 +1,12 @@
-//! `rem bench NAME`: figures and tables, reproduced with the baselines in the same run. One file per bench; what they
+//! `rem bench NAME`: figures and tables, reproduced with the baselines in the same run. One file per bench that has options of its own; what they
 //! share (options, and what becomes of a report) is here.
 
 mod bulk;
-mod copy_engine;
-mod counter;
 mod erda;
 mod failover;
 mod gateway;
 mod kv_size;
-mod load_latency;
-mod logserver;
-mod pwrite;
 mod quorum;
-mod remotelog;
 mod supervise;
 mod transport;
 mod urdma;
@@ -20,13 +14,12 @@ mod verbs;
 
 use std::path::{Path, PathBuf};
 
+use clap::builder::NonEmptyStringValueParser;
 use indicatif::{ProgressBar, ProgressStyle};
-use remanence_bench::claims::{self, Claim};
-use remanence_bench::compare;
-use remanence_bench::effort::Effort;
+use remanence_bench::effort::{Effort, Options};
 use remanence_bench::report::Report;
-use remanence_bench::role;
-use remanence_bench::settings;
+use remanence_bench::rpc::{logserver, pwrite};
+use remanence_bench::{claims, compare, copy_engine, counter, load_latency, plot, remotelog, role, settings};
 
 use crate::fail::{Context as _, Fail};
 use crate::ui;
@@ -42,9 +35,17 @@ enum Bench {
     /// Bulk durable writes, one-sided and by calls, with and without a copy engine
     Bulk(bulk::Args),
     /// Copy engines beside memcpy, in order or not, and what direct cache access does to DIMMs
-    CopyEngine(copy_engine::Args),
+    #[command(after_help = "\
+Examples:
+  rem bench copy-engine --quick
+  rem bench copy-engine --json copy-engine.json --plot copy-engine.svg")]
+    CopyEngine(Common),
     /// Durable words that are set again and again, plain and rotating, and logs that count with them
-    Counter(counter::Args),
+    #[command(after_help = "\
+Examples:
+  rem bench counter --quick
+  rem bench counter --json counter.json --plot counter.svg")]
+    Counter(Common),
     /// Erda, Redo Logging and Read After Write, figures 14 to 26 and Table 1 of paper 002; Redis and memcached beside ours
     Erda(erda::Args),
     /// How long a store on several members takes no write when its primary is killed, stopped, or its disk hangs
@@ -54,15 +55,38 @@ enum Bench {
     /// What a store of many keys costs, and for how long one step of its server holds others up
     KvSize(kv_size::Args),
     /// Latency by offered load, and by the number of clients: calls, the store and logs beside Redis, memcached and bare UDP
-    LoadLatency(load_latency::Args),
+    #[command(after_help = "\
+Examples:
+  rem bench load-latency --quick
+  rem bench load-latency --json load-latency.json --plot load-latency.svg
+
+Offered load: one client whose requests are due at the times of a Poisson process, from 10 to 120 % of what saturates the service; a
+latency counts from when the request was due. Clients: 1, 4, 16, 64 and 256, each of which asks again as soon as it is answered. Both
+for calls, GET and PUT of the store and durable appends, beside bare UDP, and Redis and memcached where they are installed:
+apt-get install redis-server memcached")]
+    LoadLatency(Common),
     /// What a durable append to three servers waits for: their quorum, while the third one is stopped as well
     Quorum(quorum::Args),
     /// Durable appends by all 72 recipes of paper 004, its figure 2, beside message passing and bare UDP
-    Remotelog(remotelog::Args),
+    #[command(after_help = "\
+Examples:
+  rem bench remotelog --quick
+  rem bench remotelog --json remotelog.json --plot remotelog.svg
+
+The configurations are declared: every recipe is carried out on live memory, and nothing makes the domain true.")]
+    Remotelog(Common),
     /// The persistent log server, by the word that says how long its log is
-    Logserver(logserver::Args),
+    #[command(after_help = "\
+Examples:
+  rem bench logserver --quick
+  rem bench logserver --json logserver.json --plot logserver.svg")]
+    Logserver(Common),
     /// Small durable writes, one-sided and by calls, and the write-visibility test
-    Pwrite(pwrite::Args),
+    #[command(after_help = "\
+Examples:
+  rem bench pwrite --quick
+  rem bench pwrite --json pwrite.json --plot pwrite.svg")]
+    Pwrite(Common),
     /// Every operation over every carrier, beside the bare path and the peers
     Transport(transport::Args),
     /// perftest on our libraries against Linux' Soft-RoCE, inside one guest
@@ -80,6 +104,9 @@ struct Common {
     /// Draw the figure to this file, as SVG
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
+    /// Measure only what has one of these in its name, whatever the case: operations, series, or else what bars are made of [default: all]
+    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
+    only: Vec<String>,
     /// Say what changed since this report of the same bench, as JSON, beyond what differs from run to run
     #[arg(long, value_name = "FILE")]
     compare: Option<PathBuf>,
@@ -115,47 +142,34 @@ impl Bench {
     const fn common(&self) -> &Common {
         match self {
             Self::Bulk(args) => &args.common,
-            Self::CopyEngine(args) => &args.common,
-            Self::Counter(args) => &args.common,
             Self::Erda(args) => &args.common,
             Self::Failover(args) => &args.common,
             Self::Gateway(args) => &args.common,
             Self::KvSize(args) => &args.common,
-            Self::LoadLatency(args) => &args.common,
             Self::Quorum(args) => &args.common,
-            Self::Remotelog(args) => &args.common,
-            Self::Logserver(args) => &args.common,
-            Self::Pwrite(args) => &args.common,
             Self::Transport(args) => &args.common,
             Self::Urdma(args) => &args.common,
             Self::Verbs(args) => &args.common,
+            Self::CopyEngine(common)
+            | Self::Counter(common)
+            | Self::LoadLatency(common)
+            | Self::Remotelog(common)
+            | Self::Logserver(common)
+            | Self::Pwrite(common) => common,
         }
     }
 
     /// Where a directory of its own is made.
     fn directory(&self) -> PathBuf {
         match self {
-            Self::Erda(args) => args.dir.clone().unwrap_or_else(std::env::temp_dir),
-            Self::Failover(args) => args.directory.clone(),
-            Self::Gateway(args) => args.directory.clone(),
-            Self::KvSize(args) => args.directory.clone(),
-            Self::Quorum(args) => args.directory.clone(),
-            Self::Bulk(_)
-            | Self::CopyEngine(_)
-            | Self::Counter(_)
-            | Self::LoadLatency(_)
-            | Self::Remotelog(_)
-            | Self::Logserver(_)
-            | Self::Pwrite(_)
-            | Self::Transport(_)
-            | Self::Urdma(_)
-            | Self::Verbs(_) => std::env::temp_dir(),
+            Self::Erda(args) => args.dir.clone(),
+            Self::Failover(args) => Some(args.directory.clone()),
+            Self::Gateway(args) => Some(args.directory.clone()),
+            Self::KvSize(args) => Some(args.directory.clone()),
+            Self::Quorum(args) => Some(args.directory.clone()),
+            _ => None,
         }
-    }
-
-    /// Whether there is something to draw: a figure has more than one point.
-    const fn has_figure(&self) -> bool {
-        !matches!(self, Self::Failover(_))
+        .unwrap_or_else(std::env::temp_dir)
     }
 }
 
@@ -170,17 +184,21 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
     supervise::be_worker();
     match &args.bench {
         Bench::Bulk(args) => bulk::run(args),
-        Bench::CopyEngine(args) => copy_engine::run(args),
-        Bench::Counter(args) => counter::run(args),
+        Bench::CopyEngine(common) => measure(common, plot::draw, |common, p| copy_engine::run(&common, p)),
+        Bench::Counter(common) => measure(common, plot::draw, |common, p| counter::run(&common, p)),
         Bench::Erda(args) => erda::run(args),
         Bench::Failover(args) => failover::run(args),
         Bench::Gateway(args) => gateway::run(args),
         Bench::KvSize(args) => kv_size::run(args),
-        Bench::LoadLatency(args) => load_latency::run(args),
+        Bench::LoadLatency(common) => {
+            measure(common, load_latency::figure::draw, |common, p| load_latency::run(&common, p))
+        }
         Bench::Quorum(args) => quorum::run(args),
-        Bench::Remotelog(args) => remotelog::run(args),
-        Bench::Logserver(args) => logserver::run(args),
-        Bench::Pwrite(args) => pwrite::run(args),
+        Bench::Remotelog(common) => {
+            measure(common, remotelog::figure::draw, |common, p| remotelog::run(&common, p))
+        }
+        Bench::Logserver(common) => measure(common, plot::draw, |common, p| logserver::run(&common, p)),
+        Bench::Pwrite(common) => measure(common, plot::draw, |common, p| pwrite::run(&common, p)),
         Bench::Transport(args) => transport::run(args),
         Bench::Urdma(args) => urdma::run(args),
         Bench::Verbs(args) => verbs::run(args),
@@ -227,60 +245,44 @@ fn progress() -> (ProgressBar, impl FnMut(u64, u64, &str)) {
     (bar, tell)
 }
 
-/// As [`publish`], with what the paper claims below the tables.
-fn publish_with_claims(report: &Report, claims: &[Claim], common: &Common) -> Result<(), Fail> {
-    show(report, common)?;
-    tell_claims(claims, common);
-    report.whole().map_err(Fail::new)
-}
-
-/// Prints what the paper claims, unless standard output is for the report.
-fn tell_claims(claims: &[Claim], common: &Common) {
-    if common.tells() {
-        ui::print(format_args!("{}", claims::text(claims)));
-    }
-}
-
-/// Prints, writes and draws a report as the options say. One that lacks a bar is shown as well, and is an error.
-fn publish(report: &Report, common: &Common) -> Result<(), Fail> {
-    show(report, common)?;
-    report.whole().map_err(Fail::new)
-}
-
-/// Prints, writes and draws a report as the options say.
-fn show(report: &Report, common: &Common) -> Result<(), Fail> {
-    tell(report, common)?;
-    draw(report, common, remanence_bench::plot::draw)
-}
-
-/// Draws a report's figure if that is asked for, and how its peers were run below it.
-fn draw(
-    report: &Report,
+/// Measures, and shows what was found as the options say: the report, its table, what changed, the claims, and the figure. A report that
+/// lacks something is shown as well, and is an error.
+fn measure(
     common: &Common,
-    draw: impl FnOnce(&Report, &Path) -> Result<(), String>,
+    draw: fn(&Report, &Path) -> Result<(), String>,
+    run: impl FnOnce(Options, &mut dyn FnMut(u64, u64, &str)) -> Result<Report, String>,
 ) -> Result<(), Fail> {
-    if common.plot.is_none() {
-        return Ok(());
-    }
-    let file = supervise::figure();
-    draw(report, &file).and_then(|()| settings::caption(&report.params, &file)).map_err(Fail::new)
-}
-
-/// Hands a report over, and prints it unless standard output is for its JSON.
-fn tell(report: &Report, common: &Common) -> Result<(), Fail> {
+    let options = Options { effort: common.effort(), only: common.only.clone(), program: program(None)? };
+    let (bar, mut progress) = progress();
+    let report = run(options, &mut progress);
+    bar.finish_and_clear();
+    let report = report.map_err(Fail::new)?;
     let file = supervise::report();
     std::fs::write(&file, report.json()).context(|| format!("{} cannot be written", file.display()))?;
-    if !common.tells() {
-        return Ok(());
+    if common.tells() {
+        tell(&report, common)?;
     }
-    ui::print(format_args!("{}", report.table()));
+    if common.plot.is_some() {
+        let file = supervise::figure();
+        draw(&report, &file).and_then(|()| settings::caption(&report.params, &file)).map_err(Fail::new)?;
+    }
+    report.whole().map_err(Fail::new)
+}
+
+/// Prints a report.
+fn tell(report: &Report, common: &Common) -> Result<(), Fail> {
+    ui::print(format_args!("{}{}", report.preface, report.table()));
     for line in settings::lines(&report.params) {
         ui::print(line);
     }
-    let Some(file) = common.compare.as_deref() else { return Ok(()) };
-    let old = std::fs::read_to_string(file).context(|| format!("{} cannot be read", file.display()))?;
-    let found =
-        compare::compare(report, &old).map_err(|why| Fail::new(format!("{}: {why}", file.display())))?;
-    ui::print(found.text());
+    if let Some(file) = common.compare.as_deref() {
+        let old = std::fs::read_to_string(file).context(|| format!("{} cannot be read", file.display()))?;
+        let found =
+            compare::compare(report, &old).map_err(|why| Fail::new(format!("{}: {why}", file.display())))?;
+        ui::print(found.text());
+    }
+    if !report.claims.is_empty() {
+        ui::print(format_args!("{}", claims::text(&report.claims)));
+    }
     Ok(())
 }

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use remanence_bench::plot;
 use remanence_bench::quorum::{self, Options};
 
 use super::Common;
@@ -27,15 +28,9 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Fail> {
-    let options = Options {
-        program: super::program(args.program.as_deref())?,
-        roles: super::program(None)?,
-        directory: super::supervise::place(),
-        effort: args.common.effort(),
-        more: args.more.clone(),
-    };
-    let (bar, progress) = super::progress();
-    let outcome = quorum::run(&options, progress);
-    bar.finish_and_clear();
-    super::publish(&outcome.map_err(Fail::new)?, &args.common)
+    let program = super::program(args.program.as_deref())?;
+    let directory = super::supervise::place();
+    super::measure(&args.common, plot::draw, |common, progress| {
+        quorum::run(&Options { common, program, directory, more: args.more.clone() }, progress)
+    })
 }

@@ -97,17 +97,32 @@ fn write(file: &Path, text: &str) -> Result<(), Fail> {
 fn before(bench: &Bench) -> Result<(), Fail> {
     standard::output_is_there()?;
     let common = bench.common();
-    if common.plot.is_some() && !bench.has_figure() {
-        return Err(Fail::new("this bench has no figure: what it finds is in its table and in --json"));
-    }
     let files = common.json.iter().filter(|file| file.as_os_str() != "-").chain(&common.plot);
     for file in files {
         whole::check(file).context(|| format!("{} cannot be written", file.display()))?;
+    }
+    if let (Some(json), Some(plot)) = (&common.json, &common.plot)
+        && same(json, plot)
+    {
+        let file = json.display();
+        return Err(Fail::new(format!(
+            "--json and --plot are both {file}: one would take the other's place"
+        )));
     }
     if let Some(file) = &common.compare {
         std::fs::File::open(file).context(|| format!("{} cannot be read", file.display()))?;
     }
     Ok(())
+}
+
+/// Whether two paths are one place, whether there is a file or not.
+fn same(a: &Path, b: &Path) -> bool {
+    let place = |file: &Path| {
+        let directory = file.parent().filter(|directory| !directory.as_os_str().is_empty());
+        let directory = directory.unwrap_or(Path::new(".")).canonicalize().ok()?;
+        Some(directory.join(file.file_name()?))
+    };
+    a.as_os_str() != "-" && place(a).is_some_and(|there| Some(there) == place(b))
 }
 
 /// The directories of a bench.

@@ -1,5 +1,6 @@
 //! `rem bench transport`.
 
+use remanence_bench::plot;
 use remanence_bench::transport::{self, Options};
 
 use super::Common;
@@ -19,10 +20,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Fail> {
-    let program = super::program(None)?;
-    let options = Options { effort: args.common.effort(), program, paths: args.paths.clone() };
-    let (bar, progress) = super::progress();
-    let report = transport::run(&options, progress);
-    bar.finish_and_clear();
-    super::publish(&report.map_err(Fail::new)?, &args.common)
+    super::measure(&args.common, plot::draw, |common, progress| {
+        transport::run(&Options { common, paths: args.paths.clone() }, progress)
+    })
 }

@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
+use remanence_bench::plot;
 use remanence_bench::urdma::{self, Options};
 
 use super::Common;
 use crate::fail::Fail;
-use crate::ui;
 
 #[derive(clap::Args, Debug)]
 #[command(after_help = "\
@@ -22,15 +22,9 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<(), Fail> {
     let libraries = crate::cmd::verbs::find_libraries()?;
-    let options = Options { effort: args.common.effort(), libraries, directory: cache() };
-    let (bar, progress) = super::progress();
-    let outcome = urdma::run(&options, progress);
-    bar.finish_and_clear();
-    let (report, tables) = outcome.map_err(Fail::new)?;
-    if args.common.tells() {
-        ui::print(format_args!("{tables}"));
-    }
-    super::publish(&report, &args.common)
+    super::measure(&args.common, plot::draw, |common, progress| {
+        urdma::run(&Options { common, libraries, directory: cache() }, progress)
+    })
 }
 
 /// Where the guest's kernel is kept.

@@ -1,9 +1,10 @@
 //! `rem bench verbs`.
 
+use remanence_bench::plot;
 use remanence_bench::verbs::{self, Options};
 
 use super::Common;
-use crate::fail::{Context as _, Fail};
+use crate::fail::Fail;
 
 #[derive(clap::Args, Debug)]
 #[command(after_help = "\
@@ -18,11 +19,8 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Fail> {
-    let program = std::env::current_exe().context(|| "this program cannot be found".into())?;
     let libraries = crate::cmd::verbs::find_libraries()?;
-    let options = Options { effort: args.common.effort(), program, libraries };
-    let (bar, progress) = super::progress();
-    let report = verbs::run(&options, progress);
-    bar.finish_and_clear();
-    super::publish(&report.map_err(Fail::new)?, &args.common)
+    super::measure(&args.common, plot::draw, |common, progress| {
+        verbs::run(&Options { common, libraries }, progress)
+    })
 }
