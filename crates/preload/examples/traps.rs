@@ -209,14 +209,17 @@ fn limited(file: &mut File) {
 }
 
 fn threads(file: &File) {
+    let together = std::sync::Barrier::new(4);
     std::thread::scope(|scope| {
         for thread in 0..4_u64 {
+            let together = &together;
             scope.spawn(move || {
-                for n in 0..300 {
-                    // They overlap, and straddle pages.
-                    let at = (n * 37 + thread * 11) % 8000;
-                    file.write_all_at(&[(thread * 60 + n % 60) as u8; 700], at).expect("room");
-                    if n % 100 == 0 {
+                for round in 0..600 {
+                    together.wait();
+                    // They overlap, and straddle pages; of each round it is seen who was last.
+                    file.write_all_at(&[(thread * 60 + round % 60) as u8; 700], round * 900 + thread * 11)
+                        .expect("room");
+                    if round % 100 == 0 {
                         file.sync_data().expect("a disk");
                     }
                 }
