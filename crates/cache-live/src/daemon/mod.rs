@@ -107,8 +107,14 @@ pub fn serve(options: &Options, stop: BorrowedFd<'_>, ready: impl FnOnce()) -> R
     let ended = daemon.run(stop, &listener);
     // Nobody finds it any more; and whoever has the segment is told by it.
     let _ = fs::remove_file(socket_of(&daemon.path));
-    ended?;
-    daemon.close()
+    let asked = daemon.ending.take().unwrap_or_default();
+    let closed = ended.and_then(|()| daemon.close());
+    // Nobody has the log any more when they hear of it.
+    let error = if closed.is_ok() { 0 } else { libc::EIO };
+    for asked in asked {
+        answered(&asked, &Answer { error, ..Answer::default() }.emit(), &[]);
+    }
+    closed
 }
 
 /// Sees to it that programs which a daemon has left behind append nothing to its log any more: before somebody else owns it, or recovers it.
@@ -458,16 +464,8 @@ impl Daemon {
                 return Ok(false);
             }
         }
-        let error = match &self.failed {
-            None if self.cleaner.is_idle() && self.log.used() == 0 => 0,
-            None => return Ok(false),
-            Some(_) => libc::EIO,
-        };
-        for asked in self.ending.take().unwrap_or_default() {
-            answered(&asked, &Answer { error, ..Answer::default() }.emit(), &[]);
-        }
         match &self.failed {
-            None => Ok(true),
+            None => Ok(self.cleaner.is_idle() && self.log.used() == 0),
             Some(why) => Err(DaemonError::Said(format!(
                 "{why}: what is in the log {} is kept; recover it",
                 self.path.display()
