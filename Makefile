@@ -14,13 +14,13 @@ TARGET := $(or $(CARGO_TARGET_DIR),./target)
 # A C compiler and linker are all that the build itself needs beside Rust; scripts/toolchain looks for them.
 DEMO_PACKAGES := gcc libc6-dev
 # tshark reads our captures; QEMU boots a stock kernel as a Soft-RoCE peer; the next ones build and run that guest; the
-# line from perftest on is verbs programs that run on our libraries, and what looks for leaks while they do; the last one
+# line from perftest on is verbs programs that run on our libraries, what looks for leaks while they do, and sqlite3, a program under the write cache; the last one
 # is Redis and memcached to be compared with, Redis clients that run on our gateway, and a parser of what Prometheus reads. Go, if
 # there is none, builds the second opinion about histories (tests/porcupine).
 TEST_PACKAGES := $(DEMO_PACKAGES) tshark iproute2 qemu-system-x86 busybox-static cpio kmod xz-utils rdma-core \
 	ibverbs-providers ibverbs-utils rdmacm-utils e2fsprogs spin libibverbs-dev librdmacm-dev \
 	perftest qperf fio librpma-dev python3-pyverbs ucx-utils libfabric-bin openmpi-bin python3-mpi4py dapl2-utils \
-	valgrind \
+	valgrind sqlite3 \
 	redis-server redis-tools memcached python3-redis libhiredis-dev python3-prometheus-client \
 	$(if $(shell command -v go 2>/dev/null),,golang-go)
 

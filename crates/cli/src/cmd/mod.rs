@@ -2,6 +2,7 @@
 
 mod bench;
 mod blob;
+mod cache;
 mod check;
 mod demo;
 mod doctor;
@@ -13,6 +14,7 @@ mod perf;
 mod ping;
 mod put;
 mod report;
+mod run;
 mod serve;
 mod sim;
 mod verbs;
@@ -45,6 +47,10 @@ pub(crate) enum Command {
     Sim(sim::Args),
     /// Run an unmodified verbs program on our RNIC
     Verbs(verbs::Args),
+    /// Run an unmodified program with its syncs absorbed by a log
+    Run(run::Args),
+    /// The log of `rem run`, and its daemon
+    Cache(cache::Args),
     /// Explore everything that can happen, and say what was seen
     Check(check::Args),
     /// Reproduce a figure or a table, with the baselines in the same run
@@ -71,6 +77,8 @@ impl Command {
             Self::Perf(args) => perf::run(&args),
             Self::Sim(args) => sim::run(&args),
             Self::Verbs(args) => verbs::run(&args),
+            Self::Run(args) => run::run(&args),
+            Self::Cache(args) => cache::run(&args),
             Self::Check(args) => check::run(&args),
             Self::Bench(args) => bench::run(&args),
             Self::Report(args) => report::run(&args),

@@ -1,0 +1,285 @@
+//! The files of the table: each with a descriptor of the daemon's own, by which it is synced, and a number in the log.
+//!
+//! The descriptor that a program sends is not kept: it would keep the program's `flock`, and its position. The file is opened anew, for reading.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+use remanence_cache::table::{FileId, FileTable, Identity, TableError};
+use remanence_pmem::Region;
+use rustix::fs::inotify;
+
+use crate::segment::{self, First, Segment, why};
+use crate::sys::{self, Errno, Stat};
+
+/// A change that is older than this is over.
+const OVER_NS: u64 = 2_000_000_000;
+/// So many files are forgotten at a time where room is wanted.
+const ROOM: usize = 64;
+
+/// A file that is in the table.
+#[derive(Debug)]
+struct Held {
+    path: PathBuf,
+    id: Option<FileId>,
+    /// None of one that is never absorbed.
+    own: Option<File>,
+    watch: Option<i32>,
+    /// It has no name any more.
+    unlinked: bool,
+}
+
+/// Which paths are cached.
+#[derive(Clone, Debug, Default)]
+pub struct Paths {
+    /// Only what is below one of these; all, if there are none.
+    pub include: Vec<PathBuf>,
+    /// Nothing that is below one of these.
+    pub exclude: Vec<PathBuf>,
+}
+
+impl Paths {
+    fn has(&self, path: &Path) -> bool {
+        let below = |of: &[PathBuf]| of.iter().any(|of| path.starts_with(of));
+        (self.include.is_empty() || below(&self.include)) && !below(&self.exclude)
+    }
+}
+
+/// All of them.
+#[derive(Debug)]
+pub(super) struct Files {
+    segment: Segment,
+    table: FileTable<Region>,
+    paths: Paths,
+    held: BTreeMap<usize, Held>,
+    by_id: BTreeMap<FileId, usize>,
+    watches: BTreeMap<i32, usize>,
+    inotify: OwnedFd,
+    /// Files that somebody may still log changes of, after that was ended.
+    ending: Vec<usize>,
+}
+
+/// How a file stands, for a report.
+#[derive(Debug)]
+pub(super) struct Standing<'a> {
+    pub(super) path: &'a Path,
+    pub(super) file: segment::File,
+}
+
+impl Files {
+    pub(super) fn new(segment: Segment, table: FileTable<Region>, paths: Paths) -> io::Result<Self> {
+        let inotify = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK)?;
+        Ok(Self {
+            segment,
+            table,
+            paths,
+            held: BTreeMap::new(),
+            by_id: BTreeMap::new(),
+            watches: BTreeMap::new(),
+            inotify,
+            ending: Vec::new(),
+        })
+    }
+
+    /// What can be read when a file may have lost its last name.
+    pub(super) fn ready(&self) -> BorrowedFd<'_> {
+        self.inotify.as_fd()
+    }
+
+    /// Takes a file into the table, or says anew why it is never absorbed. Gives its slot.
+    pub(super) fn register(&mut self, fd: &OwnedFd, why: u64, tail: u64, head: u64) -> Result<usize, Errno> {
+        let why = why & (why::MAPPED | why::ASYNCHRONOUS);
+        let stat = Stat::of(fd.as_raw_fd())?;
+        if !stat.is_regular() || stat.links == 0 && why == 0 {
+            return Err(libc::EINVAL);
+        }
+        let known = self.held.keys().copied().find(|slot| self.segment.file(*slot).key() == stat.key);
+        if let Some(slot) = known {
+            if why != 0 {
+                self.segment.file(slot).refuse(why);
+            }
+            return Ok(slot);
+        }
+        let this = format!("/proc/self/fd/{}", fd.as_raw_fd());
+        let path = std::fs::read_link(&this).map_err(|_| libc::EBADF)?;
+        let mut first = First { id: u32::MAX, why, due: 2, changed: stat.changed };
+        if !self.paths.has(&path) {
+            first.why |= why::EXCLUDED;
+        }
+        // Whoever was at it before we looked is done, or there was nothing to be done yet.
+        if stat.size == 0 || stat.changed.saturating_add(OVER_NS) < sys::since_1970() {
+            first.due = 1;
+        }
+        // Not to wait for somebody's lease.
+        let mut open = File::options();
+        let open = open.read(true).custom_flags(libc::O_NONBLOCK);
+        let own = if first.why == 0 { open.open(&this).ok() } else { None };
+        if first.why == 0 && own.is_none() {
+            first.why = why::UNREADABLE;
+        }
+        let id = match &own {
+            Some(own) => {
+                let (handle_type, handle) = sys::handle(own.as_raw_fd());
+                let segment::Key { device, inode, born } = stat.key;
+                let path = path.as_os_str().as_bytes().to_vec();
+                let identity = Identity { device, inode, born, handle_type, handle, path };
+                Some(self.number(&identity, tail, head)?)
+            }
+            None => None,
+        };
+        first.id = id.map_or(u32::MAX, |id| id.0);
+        let place = self.segment.insert(&stat.key, &first);
+        let place = place.or_else(|| {
+            self.make_room(tail, head);
+            self.segment.insert(&stat.key, &first)
+        });
+        let Some(slot) = place else {
+            id.into_iter().for_each(|id| self.table.release(id, head));
+            return Err(libc::ENOSPC);
+        };
+        let flags = inotify::WatchFlags::ATTRIB;
+        let watch = own.as_ref().and_then(|_| inotify::add_watch(&self.inotify, this.as_str(), flags).ok());
+        self.watches.extend(watch.map(|watch| (watch, slot)));
+        self.by_id.extend(id.map(|id| (id, slot)));
+        self.held.insert(slot, Held { path, id, own, watch, unlinked: false });
+        Ok(slot)
+    }
+
+    fn number(&mut self, identity: &Identity, tail: u64, head: u64) -> Result<FileId, Errno> {
+        for again in [true, false] {
+            match self.table.register(identity, tail) {
+                Ok(id) => return Ok(id),
+                Err(TableError::Full { .. }) if again => self.make_room(tail, head),
+                Err(TableError::Full { .. }) => return Err(libc::ENOSPC),
+                Err(TableError::TooLong { .. }) => return Err(libc::ENAMETOOLONG),
+                Err(TableError::Medium(_)) => return Err(libc::EIO),
+            }
+        }
+        Err(libc::ENOSPC)
+    }
+
+    /// Forgets files that can be known again when somebody syncs them.
+    fn make_room(&mut self, tail: u64, head: u64) {
+        let for_good = !(why::EXCLUDED | why::UNREADABLE);
+        let segment = self.segment;
+        let may_go = |slot: &usize| {
+            let file = segment.file(*slot);
+            file.why() & for_good == 0 && file.last() <= tail
+        };
+        let slots: Vec<usize> = self.held.keys().copied().filter(may_go).take(ROOM).collect();
+        for slot in slots {
+            self.forget(slot, tail, head);
+        }
+    }
+
+    /// Takes a file out of the table, if nobody has it and all of it is in its file.
+    fn forget(&mut self, slot: usize, tail: u64, head: u64) -> bool {
+        let file = self.segment.file(slot);
+        if !file.lock(segment::DAEMON, 0) {
+            return false;
+        }
+        let goes = file.last() <= tail && self.segment.remove(slot);
+        file.unlock();
+        if goes && let Some(held) = self.held.remove(&slot) {
+            if let Some(id) = held.id {
+                self.by_id.remove(&id);
+                self.table.release(id, head);
+            }
+            if let Some(watch) = held.watch {
+                self.watches.remove(&watch);
+                // It goes with the file if that is gone.
+                let _ = inotify::remove_watch(&self.inotify, watch);
+            }
+        }
+        goes
+    }
+
+    /// Looks which files have lost their last name: they are forgotten, so that their blocks are free. Gives the index up to which
+    /// entries are to be drained before some of them can be.
+    pub(super) fn look_for_unlinked(&mut self) -> Result<(), io::Error> {
+        let mut buffer = [MaybeUninit::uninit(); 4096];
+        let mut reader = inotify::Reader::new(&self.inotify, &mut buffer);
+        let mut slots = Vec::new();
+        loop {
+            match reader.next() {
+                Ok(event) => slots.extend(self.watches.get(&event.wd())),
+                Err(rustix::io::Errno::WOULDBLOCK) => break,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(why) => return Err(why.into()),
+            }
+        }
+        for slot in slots {
+            if let Some(held) = self.held.get_mut(&slot)
+                && let Some(own) = &held.own
+            {
+                held.unlinked |= Stat::of(own.as_raw_fd()).is_ok_and(|stat| stat.links == 0);
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets what has no name and no entry any more. Gives the index up to which the others wait.
+    pub(super) fn forget_unlinked(&mut self, tail: u64, head: u64) -> Option<u64> {
+        let unlinked = |(slot, held): (&usize, &Held)| held.unlinked.then_some(*slot);
+        let slots: Vec<usize> = self.held.iter().filter_map(unlinked).collect();
+        let mut wait = None;
+        for slot in slots {
+            if !self.forget(slot, tail, head) {
+                wait = wait.max(Some(self.segment.file(slot).last()));
+            }
+        }
+        wait.filter(|wait| *wait > tail)
+    }
+
+    /// A descriptor to sync a file by, and its slot.
+    pub(super) fn to_sync(&self, id: FileId) -> Option<(usize, io::Result<OwnedFd>)> {
+        let slot = *self.by_id.get(&id)?;
+        let own = self.held.get(&slot)?.own.as_ref()?;
+        Some((slot, own.try_clone().map(OwnedFd::from)))
+    }
+
+    pub(super) fn path(&self, slot: usize) -> &Path {
+        self.held.get(&slot).map_or(Path::new("?"), |held| &held.path)
+    }
+
+    /// A process died: what it had locked is free, and marked.
+    pub(super) fn owner_died(&self, owner: u32) {
+        self.held.keys().for_each(|slot| self.segment.file(*slot).break_lock(owner));
+    }
+
+    /// From now on nothing of any file is logged, but by who is at it already.
+    pub(super) fn end(&mut self) {
+        self.held.keys().for_each(|slot| self.segment.file(*slot).refuse(why::ENDED));
+        self.ending = self.held.keys().copied().collect();
+    }
+
+    /// Whether those who were at a file when that was said have ended. Who has a lock now has seen it.
+    pub(super) fn is_still(&mut self) -> bool {
+        let segment = self.segment;
+        self.ending.retain(|slot| segment.file(*slot).holder() != 0);
+        self.ending.is_empty()
+    }
+
+    pub(super) fn standing(&self) -> impl Iterator<Item = Standing<'_>> {
+        self.held.iter().map(|(slot, held)| Standing { path: &held.path, file: self.segment.file(*slot) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_is_below_what_is_included_and_not_below_what_is_excluded() {
+        let paths = Paths { include: vec!["/data".into()], exclude: vec!["/data/tmp".into()] };
+        assert!(paths.has(Path::new("/data/db")) && paths.has(Path::new("/data")));
+        assert!(!paths.has(Path::new("/data/tmp/x")) && !paths.has(Path::new("/database")));
+        assert!(Paths::default().has(Path::new("/anything")));
+    }
+}

@@ -1,0 +1,671 @@
+//! The daemon: owns the log, hands it out to programs, and has what is in it synced into its files.
+//!
+//! One loop that sleeps until something happens: a question, a process that died, a file that lost its last name, something that was done, the
+//! signal to end. What takes long is done by a thread of its own (`work.rs`). It survives its programs: of one that died the unfinished entries
+//! become holes, the locks are broken, and the files marked. In the mode *through* it writes no data: the kernel's page cache has it; so it
+//! syncs each file of a batch once, and then moves the tail.
+//!
+//! **What fails stops it.** After a sync that failed a page cache may have dropped what it could not write, so a second one would prove nothing. The
+//! log keeps everything, the program's next sync says the error, and a recovery writes from the log.
+
+mod files;
+mod work;
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use remanence_cache::cleaner::{self, Action, Cleaner, Feed};
+use remanence_cache::entry::Owner;
+use remanence_cache::format::{self, Geometry, OpenError, Promise};
+use remanence_cache::log::Log;
+use remanence_cache::table::FileTable;
+use remanence_pmem::layout::Uuid;
+use remanence_pmem::{Region, StoreGranularity};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process::{PidfdFlags, pidfd_open};
+
+use files::Files;
+pub use files::Paths;
+use work::{Failed, Job, OwnLog, Worker};
+
+use crate::segment::{self, CLIENTS, Count, DAEMON, FILES, Segment, why};
+use crate::sys;
+use crate::wire::{self, Answer, Kind, Question};
+
+/// How soon the next entry is looked at again whose writer is at it.
+const AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
+/// So many have connected and asked nothing yet, or wait for an answer.
+const ASKING: usize = 512;
+/// Files that a status lists, and about how many bytes of them: it is one message.
+const LISTED: usize = 200;
+const LISTED_MAX: usize = 64 << 10;
+
+/// How a daemon is to run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The file of the log, which is made if it is not there.
+    pub log: PathBuf,
+    /// Entries of a log that is made.
+    pub entries: u64,
+    /// A batch ends with so many entries; by default as many as [`cleaner::Options::usual`] says.
+    pub batch: Option<u64>,
+    /// What is cached.
+    pub paths: Paths,
+}
+
+/// Why a daemon does not run, or has not ended well.
+#[derive(Debug, thiserror::Error)]
+pub enum DaemonError {
+    /// The log cannot be used.
+    #[error("{0}: {1}")]
+    Log(PathBuf, OpenError),
+    /// The log's file cannot be used.
+    #[error("{0}")]
+    Medium(#[from] remanence_pmem::Error),
+    /// The system refuses something.
+    #[error("{0}: {1}")]
+    System(String, io::Error),
+    /// A sentence that says what to do.
+    #[error("{0}")]
+    Said(String),
+}
+
+fn system(what: impl Into<String>) -> impl FnOnce(io::Error) -> DaemonError {
+    let what = what.into();
+    move |why| DaemonError::System(what, why)
+}
+
+/// Where the daemon of a log listens.
+#[must_use]
+pub fn socket_of(log: &Path) -> PathBuf {
+    let mut path = log.as_os_str().to_owned();
+    path.push(".sock");
+    path.into()
+}
+
+/// Where the segment of a log's daemon is: in memory, and gone with the kernel, as it has nothing that a recovery needs.
+fn segment_of(log: &File) -> io::Result<PathBuf> {
+    let found = log.metadata()?;
+    Ok(format!("/dev/shm/remanence-cache-{:x}-{:x}", found.dev(), found.ino()).into())
+}
+
+/// Serves until `stop` can be read or somebody asks it to end. `ready` is called when programs can join.
+///
+/// # Errors
+/// It cannot begin; or something is left in the log, which is to be recovered.
+pub fn serve(options: &Options, stop: BorrowedFd<'_>, ready: impl FnOnce()) -> Result<(), DaemonError> {
+    let (mut daemon, listener) = Daemon::open(options)?;
+    ready();
+    let ended = daemon.run(stop, &listener);
+    // Nobody finds it any more; and whoever has the segment is told by it.
+    let _ = fs::remove_file(socket_of(&daemon.path));
+    let asked = daemon.ending.take().unwrap_or_default();
+    let closed = ended.and_then(|()| daemon.close());
+    // Nobody has the log any more when they hear of it.
+    let error = if closed.is_ok() { 0 } else { libc::EIO };
+    for asked in asked {
+        answered(&asked, &Answer { error, ..Answer::default() }.emit(), &[]);
+    }
+    closed
+}
+
+/// Sees to it that programs which a daemon has left behind append nothing to its log any more: before somebody else owns it, or recovers it.
+///
+/// # Errors
+/// One of them is in the middle of a change, and does not go on; or the segment is not ours.
+pub fn retire(log: &File) -> Result<(), DaemonError> {
+    let path = segment_of(log).map_err(system("the log's file"))?;
+    let mut options = File::options();
+    let left = match options.read(true).write(true).custom_flags(libc::O_NOFOLLOW).open(&path) {
+        Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(()),
+        left => left.map_err(system(path.display().to_string()))?,
+    };
+    let found = left.metadata().map_err(system(path.display().to_string()))?;
+    if found.uid() != rustix::process::geteuid().as_raw() || found.len() < segment::LEN {
+        return Err(DaemonError::Said(format!("{} is no segment of ours: remove it", path.display())));
+    }
+    let words = sys::map_words(left.as_raw_fd(), segment::WORDS).map_err(|errno| {
+        DaemonError::System(path.display().to_string(), io::Error::from_raw_os_error(errno))
+    })?;
+    if let Some(segment) = Segment::of(words).filter(|segment| segment.is_ours()) {
+        let live = |owner: u32| {
+            (0..CLIENTS).any(|slot| {
+                let client = segment.client(slot);
+                let process = client.process().load(Ordering::SeqCst);
+                client.owner().load(Ordering::SeqCst) == owner.into()
+                    && Path::new("/proc").join(process.to_string()).exists()
+            })
+        };
+        segment.fail();
+        (0..FILES).for_each(|slot| segment.file(slot).refuse(why::ENDED));
+        for slot in 0..FILES {
+            let file = segment.file(slot);
+            let holder = file.holder();
+            if holder != 0 && !live(holder) {
+                file.break_lock(holder);
+            }
+            if file.holder() != 0 && !file.lock(DAEMON, segment::LOCK_MS) {
+                return Err(DaemonError::Said(
+                    "a program that a killed daemon has left is in the middle of a change and does not go on: end it first".into(),
+                ));
+            }
+        }
+    }
+    fs::remove_file(&path).map_err(system(path.display().to_string()))
+}
+
+/// A process that has joined.
+#[derive(Debug)]
+struct Joined {
+    process: i32,
+    slot: usize,
+    /// It can be read when the process is gone.
+    lives: OwnedFd,
+}
+
+struct Daemon {
+    path: PathBuf,
+    region: Region,
+    log: Arc<OwnLog>,
+    segment: Segment,
+    segment_file: File,
+    segment_path: PathBuf,
+    worker: Worker,
+    cleaner: Cleaner,
+    files: Files,
+    joined: BTreeMap<u32, Joined>,
+    next_owner: u32,
+    /// Who has connected, and asked nothing yet.
+    asking: Vec<OwnedFd>,
+    /// Who waits until all below an index is in its file.
+    draining: Vec<(OwnedFd, u64)>,
+    /// It is to end; who asked for that waits.
+    ending: Option<Vec<OwnedFd>>,
+    /// Until when those who are at a file may take to end.
+    patience: u64,
+    /// Somebody is at something that is waited for.
+    waits: bool,
+    /// Why nothing is synced any more.
+    failed: Option<String>,
+}
+
+impl Daemon {
+    fn open(options: &Options) -> Result<(Self, OwnedFd), DaemonError> {
+        let path = std::path::absolute(&options.log).map_err(system(options.log.display().to_string()))?;
+        let failed = |why: OpenError| DaemonError::Log(path.clone(), why);
+        let said = |what: &Path| what.display().to_string();
+        let geometry = Geometry::usual(options.entries);
+        let made = !path.exists();
+        let open = format::file_options();
+        let open = if made { open.create_new(geometry.size()) } else { open };
+        let region = open.open(&path)?;
+        let promise = match region.domain().granularity() {
+            StoreGranularity::Page => Promise::AtSync,
+            StoreGranularity::Byte | StoreGranularity::CacheLine | StoreGranularity::None => {
+                Promise::AtReturn
+            }
+        };
+        let random = random().map_err(system("random numbers"))?;
+        if made {
+            let [a, b, salt, _] = random;
+            let mut uuid = [0; 16];
+            uuid[..8].copy_from_slice(&a.to_le_bytes());
+            uuid[8..].copy_from_slice(&b.to_le_bytes());
+            format::make(&region, Uuid(uuid), geometry, salt, promise).map_err(failed)?;
+        }
+        let file = File::from(region.share().map_err(system(said(&path)))?);
+        retire(&file)?;
+        let segment_path = segment_of(&file).map_err(system(said(&path)))?;
+        let mut new = File::options();
+        let segment_file = new.read(true).write(true).create_new(true).mode(0o600).open(&segment_path);
+        let segment_file = segment_file.map_err(system(said(&segment_path)))?;
+        segment_file.set_len(segment::LEN).map_err(system(said(&segment_path)))?;
+        let words = sys::map_words(segment_file.as_raw_fd(), segment::WORDS)
+            .map_err(|errno| system(said(&segment_path))(io::Error::from_raw_os_error(errno)))?;
+        let segment = Segment::of(words)
+            .ok_or_else(|| DaemonError::Said("the segment has too few words for its release".into()))?;
+        let log = Log::start(region.clone(), segment.log(), promise).map_err(|why| {
+            // Nobody has it.
+            let _ = fs::remove_file(&segment_path);
+            failed(why)
+        })?;
+        let usual = cleaner::Options::usual(log.layout().geometry.entries);
+        let batch = options.batch.unwrap_or(usual.batch).max(1);
+        segment.make(random[3] | 1, batch);
+        let cleaning = cleaner::Options { batch, low: usual.low.max(batch), ..usual };
+        let cleaner = Cleaner::new(cleaning, log.tail());
+        let table = FileTable::empty(region.clone(), *log.layout());
+        let mut paths = options.paths.clone();
+        paths.exclude.push(path.clone());
+        let files = Files::new(segment, table, paths).map_err(system("inotify"))?;
+        let log = Arc::new(log);
+        let worker = Worker::start(log.clone()).map_err(system("a thread"))?;
+        let listener = listen(&socket_of(&path))?;
+        let daemon = Self {
+            path,
+            region,
+            log,
+            segment,
+            segment_file,
+            segment_path,
+            worker,
+            cleaner,
+            files,
+            joined: BTreeMap::new(),
+            next_owner: 1,
+            asking: Vec::new(),
+            draining: Vec::new(),
+            ending: None,
+            patience: 0,
+            waits: false,
+            failed: None,
+        };
+        Ok((daemon, listener))
+    }
+
+    fn run(&mut self, stop: BorrowedFd<'_>, listener: &OwnedFd) -> Result<(), DaemonError> {
+        loop {
+            self.pump();
+            if self.has_ended()? {
+                return Ok(());
+            }
+            let wanted = !self.draining.is_empty() || self.ending.is_some();
+            let timeout = (self.waits && wanted && self.failed.is_none()).then_some(AGAIN);
+            let mut fds: Vec<PollFd<'_>> = Vec::new();
+            let mut watch = |fd| fds.push(PollFd::from_borrowed_fd(fd, PollFlags::IN));
+            // Once it ends, it needs no telling.
+            watch(if self.ending.is_some() { self.worker.ready() } else { stop });
+            watch(listener.as_fd());
+            watch(self.worker.ready());
+            watch(self.files.ready());
+            self.asking.iter().for_each(|fd| watch(fd.as_fd()));
+            self.joined.values().for_each(|joined| watch(joined.lives.as_fd()));
+            match poll(&mut fds, timeout.as_ref()) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(why) => return Err(system("poll")(why.into())),
+            }
+            let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+            drop(fds);
+            self.happened(&ready, listener)?;
+        }
+    }
+
+    /// Does what has to be done for each descriptor that can be read, in the order in which they were watched.
+    fn happened(&mut self, ready: &[bool], listener: &OwnedFd) -> Result<(), DaemonError> {
+        let (ready, asked) = ready.split_at(4);
+        let (asked, dead) = asked.split_at(self.asking.len());
+        if ready[0] && self.ending.is_none() {
+            self.end(None);
+        }
+        while let Some((token, outcome)) = self.worker.take() {
+            self.done(token, outcome);
+        }
+        if ready[3] {
+            self.files.look_for_unlinked().map_err(system("inotify"))?;
+        }
+        // The dead first: a process that asks may be what another one became.
+        let owners: Vec<u32> = self
+            .joined
+            .keys()
+            .copied()
+            .zip(dead)
+            .filter(|(_, dead)| **dead)
+            .map(|(owner, _)| owner)
+            .collect();
+        owners.into_iter().for_each(|owner| self.died(owner));
+        let asking = std::mem::take(&mut self.asking);
+        for (connection, asked) in asking.into_iter().zip(asked) {
+            match asked {
+                true => self.asked(connection),
+                false => self.asking.push(connection),
+            }
+        }
+        if ready[1] {
+            self.accept(listener);
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self, listener: &OwnedFd) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        while let Ok(connection) = rustix::net::accept_with(listener, flags) {
+            let peer = rustix::net::sockopt::socket_peercred(&connection);
+            let own = peer.is_ok_and(|peer| peer.uid == rustix::process::geteuid());
+            if own && self.asking.len() + self.draining.len() < ASKING {
+                self.asking.push(connection);
+            }
+        }
+    }
+
+    /// Answers a question.
+    fn asked(&mut self, connection: OwnedFd) {
+        let mut bytes = [0; wire::LEN + 1];
+        let Ok((len, fds)) = sys::receive_owned(connection.as_fd(), &mut bytes) else { return };
+        let Some(question) = Question::parse(&bytes[..len.min(bytes.len())]) else { return };
+        let about_us = question.segment == self.segment.name();
+        let ok = |values| Answer { error: 0, values };
+        let refused = |error| Answer { error, ..Answer::default() };
+        let nothing = Answer::default();
+        let answer = match question.kind {
+            Kind::Hello if question.segment == 0 || about_us => return self.hello(&connection, about_us),
+            Kind::Register if about_us && self.ending.is_none() => {
+                let (tail, head) = (self.cleaner.tail(), self.log.head());
+                let slot = fds.first().ok_or(libc::EBADF);
+                match slot.and_then(|fd| self.files.register(fd, question.about, tail, head)) {
+                    Ok(slot) => ok([slot as u64, 0, 0, 0, 0, 0]),
+                    Err(errno) => {
+                        if errno == libc::ENOSPC {
+                            self.cleaner.drain_to(head);
+                        }
+                        refused(errno)
+                    }
+                }
+            }
+            Kind::Kick if about_us => {
+                self.segment.kicked();
+                nothing
+            }
+            // A command asks for all that there is, and knows no segment.
+            Kind::Drain if about_us || question.segment == 0 => {
+                let upto = question.about.min(self.log.head());
+                self.cleaner.drain_to(upto);
+                self.draining.push((connection, upto));
+                return;
+            }
+            Kind::Status => {
+                let mut bytes = nothing.emit().to_vec();
+                bytes.extend_from_slice(self.status().as_bytes());
+                return answered(&connection, &bytes, &[]);
+            }
+            Kind::Stop => return self.end(Some(connection)),
+            Kind::Hello | Kind::Register | Kind::Kick | Kind::Drain => refused(libc::ESTALE),
+        };
+        answered(&connection, &answer.emit(), &[]);
+    }
+
+    fn hello(&mut self, connection: &OwnedFd, has_segment: bool) {
+        let refuse = |errno| answered(connection, &Answer { error: errno, ..Answer::default() }.emit(), &[]);
+        let Ok(peer) = rustix::net::sockopt::socket_peercred(connection) else { return };
+        let process = peer.pid.as_raw_nonzero().get();
+        // It has executed another program: its threads are gone, whatever they were doing.
+        let before = |(owner, joined): (&u32, &Joined)| (joined.process == process).then_some(*owner);
+        let before: Vec<u32> = self.joined.iter().filter_map(before).collect();
+        before.into_iter().for_each(|owner| self.died(owner));
+        let free = (0..CLIENTS).find(|slot| self.joined.values().all(|joined| joined.slot != *slot));
+        let (Some(slot), None, 1..DAEMON) = (free, &self.ending, self.next_owner) else {
+            return refuse(libc::EAGAIN);
+        };
+        let Ok(lives) = pidfd_open(peer.pid, PidfdFlags::empty()) else { return refuse(libc::ESRCH) };
+        // While the connection stands, the process is still the one that has connected.
+        let mut hung = [PollFd::new(connection, PollFlags::empty())];
+        if poll(&mut hung, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_err()
+            || hung[0].revents().contains(PollFlags::HUP)
+        {
+            return;
+        }
+        let owner = self.next_owner;
+        self.next_owner += 1;
+        let client = self.segment.client(slot);
+        client.process().store(process.unsigned_abs().into(), Ordering::SeqCst);
+        client.unlogged().store(0, Ordering::SeqCst);
+        client.owner().store(owner.into(), Ordering::SeqCst);
+        self.joined.insert(owner, Joined { process, slot, lives });
+        let domain = self.region.domain().domain() as u64;
+        let name = self.segment.name();
+        let values = [name, segment::LEN, self.region.len(), domain, owner.into(), slot as u64];
+        let answer = Answer { error: 0, values }.emit();
+        match self.region.share() {
+            Ok(log) if !has_segment => {
+                answered(connection, &answer, &[self.segment_file.as_raw_fd(), log.as_raw_fd()]);
+            }
+            Err(why) if !has_segment => refuse(why.raw_os_error().unwrap_or(libc::EIO)),
+            _ => answered(connection, &answer, &[]),
+        }
+    }
+
+    fn died(&mut self, owner: u32) {
+        let Some(joined) = self.joined.remove(&owner) else { return };
+        self.files.owner_died(owner);
+        let client = self.segment.client(joined.slot);
+        client.unlogged().store(0, Ordering::SeqCst);
+        client.owner().store(0, Ordering::SeqCst);
+        client.process().store(0, Ordering::SeqCst);
+        if self.joined.is_empty() {
+            self.cleaner.drain_to(self.log.head());
+        }
+    }
+
+    /// Begins to end: nothing is logged any more, and what was is drained.
+    fn end(&mut self, asks: Option<OwnedFd>) {
+        if self.ending.is_none() {
+            self.files.end();
+            self.patience = sys::monotonic() + segment::LOCK_MS * 1_000_000;
+        }
+        self.ending.get_or_insert_default().extend(asks);
+    }
+
+    fn has_ended(&mut self) -> Result<bool, DaemonError> {
+        if self.ending.is_none() || self.worker.busy {
+            return Ok(false);
+        }
+        if self.failed.is_none() && !self.files.is_still() {
+            if sys::monotonic() > self.patience {
+                self.failed = Some("a program is in the middle of a change and does not go on".into());
+            } else {
+                self.waits = true;
+                return Ok(false);
+            }
+        }
+        match &self.failed {
+            None => Ok(self.cleaner.is_idle() && self.log.used() == 0),
+            Some(why) => Err(DaemonError::Said(format!(
+                "{why}: what is in the log {} is kept; recover it",
+                self.path.display()
+            ))),
+        }
+    }
+
+    fn close(self) -> Result<(), DaemonError> {
+        let Self { worker, log, path, segment_path, files, .. } = self;
+        drop((worker, files));
+        let log = Arc::into_inner(log)
+            .ok_or_else(|| DaemonError::Said("the log is still in use by a thread of the daemon".into()))?;
+        log.close().map_err(|why| DaemonError::Log(path, why))?;
+        fs::remove_file(&segment_path).map_err(system(segment_path.display().to_string()))
+    }
+
+    /// Has the cleaner go on as far as it can now.
+    fn pump(&mut self) {
+        self.waits = false;
+        if self.ending.is_some() {
+            // A sync that was under way may have left a mark.
+            self.cleaner.drain_to(self.log.head());
+        }
+        while self.failed.is_none() {
+            let joined = &self.joined;
+            // More places than there are would be none of ours: somebody has written over the words.
+            let mut left = self.log.layout().geometry.entries;
+            let dead = |owner: Owner| {
+                left = left.saturating_sub(1);
+                left > 0 && !joined.contains_key(&owner.number())
+            };
+            match self.cleaner.feed(&self.log, dead) {
+                Ok(Feed::Fed) => {}
+                Ok(Feed::Waits { .. }) => self.waits = true,
+                Ok(Feed::Damaged(damage)) => {
+                    self.failed = Some(damage.to_string());
+                    self.segment.fail();
+                }
+                Err(why) => {
+                    self.failed = Some(format!("the log's medium failed: {why}"));
+                    self.segment.fail();
+                }
+            }
+            if self.worker.busy {
+                break;
+            }
+            let Some((token, action)) = self.cleaner.poll(|_| true) else { break };
+            match action {
+                // The page cache has it, and no names are ours.
+                Action::Apply { .. } | Action::Names => self.cleaner.done(token),
+                Action::Persist { from, upto } => self.worker.ask(token, Job::Secure(from..upto)),
+                Action::Sync { file } => match self.files.to_sync(file) {
+                    Some((_, Ok(fd))) => self.worker.ask(token, Job::Sync(fd)),
+                    Some((_, Err(why))) => self.done(token, Err((why.raw_os_error(), why.to_string()))),
+                    None => self.done(token, Err((None, format!("{file} is not known any more")))),
+                },
+                Action::Advance { tail } => self.worker.ask(token, Job::Advance(tail)),
+                Action::Free { tail } => {
+                    self.log.free(tail);
+                    self.cleaner.done(token);
+                    self.segment.freed();
+                }
+            }
+        }
+        let (tail, head) = (self.cleaner.tail(), self.log.head());
+        if let Some(upto) = self.files.forget_unlinked(tail, head) {
+            // It is looked at again when that is done.
+            self.cleaner.drain_to(upto);
+        }
+        let failed = self.failed.is_some();
+        for (connection, upto) in std::mem::take(&mut self.draining) {
+            match (tail >= upto, failed) {
+                (true, _) => answered(&connection, &Answer::default().emit(), &[]),
+                (false, true) => {
+                    let answer = Answer { error: libc::EIO, ..Answer::default() };
+                    answered(&connection, &answer.emit(), &[]);
+                }
+                (false, false) => self.draining.push((connection, upto)),
+            }
+        }
+    }
+
+    /// Something that was asked of the thread is done.
+    fn done(&mut self, token: cleaner::Token, outcome: Result<(), Failed>) {
+        let Err((errno, why)) = outcome else { return self.cleaner.done(token) };
+        self.cleaner.failed(token, &why);
+        let stopped = self.cleaner.stopped().cloned();
+        let slot =
+            stopped.as_ref().and_then(|stopped| stopped.file).and_then(|file| self.files.to_sync(file));
+        self.failed = Some(match (slot, stopped.map(|stopped| stopped.doing)) {
+            (Some((slot, _)), Some(Action::Sync { .. })) => {
+                self.segment.file(slot).fail(errno.unwrap_or(libc::EIO));
+                format!("{} could not be synced: {why}", self.files.path(slot).display())
+            }
+            _ => {
+                self.segment.fail();
+                format!("the log's medium failed: {why}")
+            }
+        });
+    }
+
+    /// How it stands, as JSON.
+    fn status(&self) -> String {
+        let count = |what| self.segment.counted(what);
+        let state = match (&self.failed, &self.ending) {
+            (Some(_), _) => "failed",
+            (None, Some(_)) => "ending",
+            (None, None) => "serving",
+        };
+        let failed = self.failed.as_deref().map_or("null".into(), quoted);
+        let mut files = String::new();
+        for standing in self.files.standing().take(LISTED) {
+            if files.len() > LISTED_MAX {
+                break;
+            }
+            let why = standing.file.why();
+            let said = why::SAID.iter().find(|(bit, _)| why & bit != 0).map(|(_, said)| *said);
+            let [absorbed, kernel, bytes] = standing.file.counts();
+            let comma = if files.is_empty() { "" } else { "," };
+            files += &format!(
+                "{comma}{{\"path\":{},\"absorbed\":{absorbed},\"kernel\":{kernel},\"bytes\":{bytes},\"last\":{},\"why\":{}}}",
+                quoted(&standing.path.to_string_lossy()),
+                standing.file.last(),
+                said.map_or("null".into(), quoted),
+            );
+        }
+        format!(
+            "{{\"log\":{},\"state\":\"{state}\",\"failed\":{failed},\"medium\":{},\"entries\":{},\"used\":{},\"tail\":{},\"programs\":{},\
+             \"changes\":{},\"bytes\":{},\"syncs_absorbed\":{},\"syncs_kernel\":{},\"waits\":{},\"refused\":{},\"files\":[{files}]}}",
+            quoted(&self.path.to_string_lossy()),
+            quoted(self.region.domain().domain().name()),
+            self.log.layout().geometry.entries,
+            self.log.used(),
+            self.cleaner.tail(),
+            self.joined.len(),
+            count(Count::Changes),
+            count(Count::Bytes),
+            count(Count::Absorbed),
+            count(Count::Kernel),
+            count(Count::Waits),
+            count(Count::Refused),
+        )
+    }
+}
+
+/// Sends an answer; who does not wait for it has gone.
+fn answered(connection: &OwnedFd, bytes: &[u8], fds: &[i32]) {
+    let _ = sys::send(connection.as_raw_fd(), bytes, fds);
+}
+
+/// A text in JSON.
+fn quoted(text: &str) -> String {
+    let mut quoted = String::from("\"");
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => quoted.extend(['\\', c]),
+            c if u32::from(c) < 0x20 => quoted += &format!("\\u{:04x}", u32::from(c)),
+            c => quoted.push(c),
+        }
+    }
+    quoted + "\""
+}
+
+fn random() -> io::Result<[u64; 4]> {
+    let mut bytes = [0; 32];
+    io::Read::read_exact(&mut File::open("/dev/urandom")?, &mut bytes)?;
+    Ok(std::array::from_fn(|n| {
+        bytes[n * 8..n * 8 + 8].iter().fold(0, |word, byte| word << 8 | u64::from(*byte))
+    }))
+}
+
+/// Listens where nobody else does: whoever owns the log owns its socket.
+fn listen(path: &Path) -> Result<OwnedFd, DaemonError> {
+    let what = path.display().to_string();
+    if sys::Address::new(path.as_os_str().as_bytes()).is_none() {
+        return Err(DaemonError::Said(format!(
+            "{what} is too long for the path of a socket: put the log in another directory"
+        )));
+    }
+    match fs::remove_file(path) {
+        Err(why) if why.kind() != io::ErrorKind::NotFound => return Err(system(what)(why)),
+        _ => {}
+    }
+    let make = || -> rustix::io::Result<OwnedFd> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        rustix::net::bind(&listener, &SocketAddrUnix::new(path)?)?;
+        rustix::fs::chmod(path, rustix::fs::Mode::from_raw_mode(0o600))?;
+        rustix::net::listen(&listener, 128)?;
+        Ok(listener)
+    };
+    make().map_err(|why| system(what)(why.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_in_json_is_quoted() {
+        assert_eq!(quoted("a\"b\\c\n"), "\"a\\\"b\\\\c\\u000a\"");
+    }
+}

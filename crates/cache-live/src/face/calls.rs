@@ -1,0 +1,255 @@
+//! Which system call does what.
+//!
+//! | call | what is done |
+//! |---|---|
+//! | `write` and its kin, `ftruncate`, `fallocate` | the kernel's call, then an entry of the log (`change.rs`) |
+//! | `fsync`, `fdatasync` | waits for the log; or the kernel's, where something is due |
+//! | `mmap`, shared, of what may be written | the file's syncs are the kernel's for good |
+//! | `io_submit` | the same for the files that it writes |
+//! | `copy_file_range`, `sendfile`, cloning | the kernel's, and the file is marked |
+//! | `splice` | the kernel's, and nobody begins to absorb while this process lives: it may wait for long |
+//! | `io_uring_setup` | is refused as on a kernel that lacks it, and programs do without |
+//!
+//! All else is the kernel's alone. What changes a file there (`truncate` by path, `open` with `O_TRUNC`, `chmod`, `rename`) changes its time of
+//! change, and so makes a sync due. `sync`, `syncfs`, `msync` and `sync_file_range` are the kernel's, of all that there is; and so are the syncs of
+//! directories: names are not logged.
+
+use std::sync::atomic::Ordering;
+
+use remanence_intercept::{Syscall, Verdict};
+
+use super::{Face, Me, face};
+use crate::segment::{File, Taken, why};
+use crate::sys::{self, Stat};
+
+/// The numbers that a hook asks [`wants`] about.
+pub const NUMBERS: [u16; 16] = [
+    libc::SYS_write as u16,
+    libc::SYS_pwrite64 as u16,
+    libc::SYS_writev as u16,
+    libc::SYS_pwritev as u16,
+    libc::SYS_pwritev2 as u16,
+    libc::SYS_ftruncate as u16,
+    libc::SYS_fallocate as u16,
+    libc::SYS_fsync as u16,
+    libc::SYS_fdatasync as u16,
+    libc::SYS_mmap as u16,
+    libc::SYS_ioctl as u16,
+    libc::SYS_sendfile as u16,
+    libc::SYS_copy_file_range as u16,
+    libc::SYS_splice as u16,
+    libc::SYS_io_submit as u16,
+    libc::SYS_io_uring_setup as u16,
+];
+
+const CLONE: u64 = 0x4004_9409;
+const CLONE_RANGE: u64 = 0x4020_940d;
+const SUBMITTED_WRITE: u64 = 1;
+const SUBMITTED_VECTORS: u64 = 8;
+/// Longer copies are cut short, which the program may meet at any time: signals wait for the end of a call that is made here.
+const COPY_MAX: u64 = 16 << 20;
+
+fn number(call: &Syscall) -> libc::c_long {
+    i64::from(call.number as u32)
+}
+
+/// What [`Hook::wants`](remanence_intercept::Hook::wants) is for the cache.
+#[must_use]
+pub fn wants(call: &Syscall) -> bool {
+    let arguments = &call.arguments;
+    match number(call) {
+        libc::SYS_mmap => {
+            let (kind, anonymous) = (arguments[3] & 0xf, libc::MAP_ANONYMOUS as u64);
+            (kind == libc::MAP_SHARED as u64 || kind == libc::MAP_SHARED_VALIDATE as u64)
+                && arguments[3] & anonymous == 0
+        }
+        libc::SYS_ioctl => matches!(arguments[1] & 0xffff_ffff, CLONE | CLONE_RANGE),
+        _ => true,
+    }
+}
+
+/// What [`Hook::handle`](remanence_intercept::Hook::handle) is for the cache.
+#[must_use]
+pub fn handle(call: &Syscall) -> Verdict {
+    let Some(face) = face() else { return Verdict::Pass };
+    let fd = |n: usize| call.arguments[n] as i32;
+    match number(call) {
+        libc::SYS_write
+        | libc::SYS_pwrite64
+        | libc::SYS_writev
+        | libc::SYS_pwritev
+        | libc::SYS_pwritev2
+        | libc::SYS_ftruncate
+        | libc::SYS_fallocate => face.change(call, fd(0)),
+        libc::SYS_fsync | libc::SYS_fdatasync => face.sync(fd(0)),
+        libc::SYS_mmap => {
+            let writable = |flags: i32| flags & libc::O_ACCMODE == libc::O_RDWR && flags & libc::O_PATH == 0;
+            if sys::flags(fd(4)).is_ok_and(writable) {
+                face.refuse(fd(4), why::MAPPED);
+            }
+            Verdict::Pass
+        }
+        libc::SYS_io_submit => {
+            face.refuse_submitted(call.arguments[1], call.arguments[2]);
+            Verdict::Pass
+        }
+        libc::SYS_ioctl => face.outside(call, fd(0)),
+        libc::SYS_copy_file_range => face.outside(&cut(call, 4), fd(2)),
+        libc::SYS_sendfile => face.outside(&cut(call, 3), fd(0)),
+        libc::SYS_splice => {
+            if Stat::of(fd(2)).is_ok_and(|stat| stat.is_regular()) {
+                face.taint();
+                face.marked(fd(2));
+            }
+            Verdict::Pass
+        }
+        libc::SYS_io_uring_setup => Verdict::Return(-i64::from(libc::ENOSYS)),
+        _ => Verdict::Pass,
+    }
+}
+
+/// A call of which one argument, a length, is not too long.
+fn cut(call: &Syscall, at: usize) -> Syscall {
+    let mut call = *call;
+    call.arguments[at] = call.arguments[at].min(COPY_MAX);
+    call
+}
+
+impl Face {
+    /// Has the kernel carry out a change that is not logged.
+    fn outside(&self, call: &Syscall, fd: i32) -> Verdict {
+        let Some(stat) = Stat::of(fd).ok().filter(Stat::is_regular) else { return Verdict::Pass };
+        let Some(me) = self.me() else { return self.marking(call, &stat) };
+        self.unlogged(&me, || match self.segment.find(&stat.key) {
+            Some(_) => self.marking(call, &stat),
+            None => Verdict::Return(sys::forward(call)),
+        })
+    }
+
+    /// Counts what is done as a change that is under way, of a file that may have no slot: nobody begins to absorb meanwhile.
+    pub(super) fn unlogged<T>(&self, me: &Me, change: impl FnOnce() -> T) -> T {
+        me.client.unlogged().fetch_add(1, Ordering::SeqCst);
+        let done = change();
+        me.client.unlogged().fetch_sub(1, Ordering::SeqCst);
+        done
+    }
+
+    /// Marks the file before and behind the kernel's call: whoever syncs it meanwhile, or later, has the kernel do it.
+    pub(super) fn marking(&self, call: &Syscall, stat: &Stat) -> Verdict {
+        let mark = || self.segment.find(&stat.key).into_iter().for_each(File::mark);
+        mark();
+        let value = sys::forward(call);
+        mark();
+        Verdict::Return(value)
+    }
+
+    /// The file's next syncs are the kernel's.
+    fn marked(&self, fd: i32) {
+        if let Ok(stat) = Stat::of(fd) {
+            self.segment.find(&stat.key).into_iter().for_each(File::mark);
+        }
+    }
+
+    /// The file's syncs are the kernel's for good.
+    fn refuse(&self, fd: i32, why: u64) {
+        let Some(stat) = Stat::of(fd).ok().filter(|stat| stat.is_regular() && sys::is_on_disk(fd)) else {
+            return;
+        };
+        if let Some(file) = self.segment.find(&stat.key) {
+            file.refuse(why);
+            // The daemon takes no slot away that says why; but it may have been about to.
+            if self.segment.find(&stat.key).is_some() {
+                return;
+            }
+        }
+        if self.register(fd, why).is_none() {
+            self.taint();
+        }
+    }
+
+    /// The same for the files that requests write.
+    fn refuse_submitted(&self, count: u64, requests: u64) {
+        for n in 0..count.min(1 << 16) {
+            let Some([request]) = sys::peek::<1>(requests.wrapping_add(n * 8)) else { return };
+            let Some([_, _, what]) = sys::peek::<3>(request) else { return };
+            // Behind 16 bytes come the opcode, the priority, and the descriptor.
+            if matches!(what & 0xffff, SUBMITTED_WRITE | SUBMITTED_VECTORS) {
+                self.refuse((what >> 32) as i32, why::ASYNCHRONOUS);
+            }
+        }
+    }
+
+    /// `fsync` and `fdatasync`.
+    fn sync(&self, fd: i32) -> Verdict {
+        let Some(stat) = Stat::of(fd).ok().filter(Stat::is_regular) else { return Verdict::Pass };
+        // A descriptor that only stands for a path cannot be synced, as the kernel says.
+        if sys::flags(fd).is_ok_and(|flags| flags & libc::O_PATH != 0) {
+            return Verdict::Pass;
+        }
+        let Some(me) = self.me() else { return Verdict::Pass };
+        let file = match self.segment.find(&stat.key) {
+            Some(file) => file,
+            // What has no name is gone when it is closed, whatever is durable of it.
+            None if stat.links == 0 || !sys::is_on_disk(fd) => return Verdict::Pass,
+            None => match self.register(fd, 0) {
+                Some(file) => file,
+                None => return Verdict::Pass,
+            },
+        };
+        let for_good = file.why();
+        if for_good != 0 && for_good & why::FAILED == 0 && self.log.tail() >= file.last() {
+            file.count_kernel();
+            return Verdict::Pass;
+        }
+        match file.take(&stat.key, me.owner.number()) {
+            Taken::Held => {}
+            Taken::Gone => return Verdict::Pass,
+            Taken::Busy => {
+                let synced = sys::fsync(fd);
+                self.drain(file.last());
+                return Verdict::Return(synced);
+            }
+        }
+        if file.is_absorbed()
+            && let Ok(now) = Stat::of(fd)
+        {
+            file.note(now.changed);
+            if file.is_absorbed() {
+                let upto = file.last();
+                file.unlock();
+                if self.persist(&me, upto) {
+                    file.count_absorbed();
+                    return Verdict::Return(0);
+                }
+                // The log has failed, or is in disorder. The kernel has all of the file.
+                file.mark();
+                return Verdict::Pass;
+            }
+        }
+        let synced = self.sync_due(&file, fd);
+        file.unlock();
+        Verdict::Return(synced)
+    }
+
+    /// The kernel's sync of a file that is locked. It is fsync also for fdatasync: what is absorbed later promises the attributes too.
+    fn sync_due(&self, file: &File, fd: i32) -> i64 {
+        if let Some(errno) = file.take_error() {
+            return -i64::from(errno);
+        }
+        // Whoever began before the file had a slot is done, and then the time is looked at.
+        let quiet = self.segment.is_quiet();
+        if let Ok(now) = Stat::of(fd) {
+            file.note(now.changed);
+        }
+        let before = file.before_sync();
+        let synced = sys::fsync(fd);
+        if synced == 0 {
+            // Entries from before the change that the log lacks must not be replayed over it.
+            let settled = self.drain(file.last());
+            let changed = Stat::of(fd).map_or(0, |stat| stat.changed);
+            file.synced(before, quiet && settled, changed);
+            file.count_kernel();
+        }
+        synced
+    }
+}

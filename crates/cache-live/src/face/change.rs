@@ -1,0 +1,351 @@
+//! A change of a file: the kernel's call first, then an entry of just what it took, both under the file's lock.
+//!
+//! The kernel first, as only then the offset of an appending write, a short write, and what was refused are known. The bytes are copied
+//! once into a buffer of ours: the program may go on writing its own meanwhile, and an entry's checksum has to be that of what it says.
+
+use std::mem::MaybeUninit;
+use std::sync::atomic::Ordering;
+
+use remanence_cache::log::AppendError;
+use remanence_cache::op::Op;
+use remanence_cache::table::FileId;
+use remanence_intercept::{Syscall, Verdict};
+
+use super::{Face, Me, filled, uninit};
+use crate::segment::{Count, File, Taken};
+use crate::sys::{self, Stat};
+
+/// Bytes of the longest entry that a write becomes; a longer one becomes several.
+const PIECE: usize = 32 << 10;
+/// How long a change waits for room in the log.
+const ROOM_MS: u64 = 5000;
+
+const RWF_DSYNC: u64 = 2;
+const RWF_SYNC: u64 = 4;
+const RWF_APPEND: u64 = 0x10;
+const RWF_NOAPPEND: u64 = 0x20;
+/// `FALLOC_FL_COLLAPSE_RANGE` and `FALLOC_FL_INSERT_RANGE`.
+const ALLOCATE_MOVES: u64 = 0x08 | 0x20;
+
+/// Where a write's bytes are in the program.
+#[derive(Clone, Copy, Debug)]
+enum Source {
+    Flat(u64),
+    /// The address of so many vectors.
+    Vectors(u64, u64),
+}
+
+/// Where a write goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Place {
+    /// Where the descriptor is.
+    Here,
+    /// To this offset.
+    At(u64),
+}
+
+/// What a call asks for.
+#[derive(Clone, Copy, Debug)]
+enum Change {
+    Write { source: Source, place: Place, flags: u64 },
+    Truncate { len: u64 },
+    Allocate { mode: u64, offset: u64, len: u64 },
+}
+
+impl Change {
+    fn of(call: &Syscall) -> Option<Self> {
+        let [_, a, b, c, _, flags] = call.arguments;
+        let vectors = Source::Vectors(a, b);
+        Some(match i64::from(call.number as u32) {
+            libc::SYS_write => Self::Write { source: Source::Flat(a), place: Place::Here, flags: 0 },
+            libc::SYS_pwrite64 => Self::Write { source: Source::Flat(a), place: Place::At(c), flags: 0 },
+            libc::SYS_writev => Self::Write { source: vectors, place: Place::Here, flags: 0 },
+            libc::SYS_pwritev => Self::Write { source: vectors, place: Place::At(c), flags: 0 },
+            libc::SYS_pwritev2 => {
+                let place = if c == u64::MAX { Place::Here } else { Place::At(c) };
+                Self::Write { source: vectors, place, flags: flags & 0xffff_ffff }
+            }
+            libc::SYS_ftruncate => Self::Truncate { len: a },
+            libc::SYS_fallocate => Self::Allocate { mode: a & 0xffff_ffff, offset: b, len: c },
+            _ => return None,
+        })
+    }
+
+    /// Whether the program asks for a sync with it.
+    fn syncs(&self) -> bool {
+        matches!(self, Self::Write { flags, .. } if flags & (RWF_DSYNC | RWF_SYNC) != 0)
+    }
+}
+
+/// Where a file and a descriptor were before a change, and are behind it.
+#[derive(Clone, Copy, Debug)]
+struct Around {
+    size: [u64; 2],
+    position: [Option<u64>; 2],
+}
+
+/// Where the `taken` bytes of a write lie in the file; `None` if that cannot be told for certain.
+fn offset(place: Place, appends: bool, around: &Around, taken: u64) -> Option<u64> {
+    if appends {
+        let [before, after] = around.size;
+        return (before.checked_add(taken) == Some(after)).then_some(before);
+    }
+    match (place, around.position) {
+        (Place::At(offset), _) => Some(offset),
+        (Place::Here, [Some(before), Some(after)]) => {
+            (before.checked_add(taken) == Some(after)).then_some(before)
+        }
+        (Place::Here, _) => None,
+    }
+}
+
+/// The bytes of a write, in pieces.
+struct Pieces {
+    source: Source,
+    /// Of the vector that is being read, what is left.
+    at: u64,
+    left: u64,
+}
+
+impl Pieces {
+    fn new(source: Source, taken: u64) -> Self {
+        match source {
+            Source::Flat(at) => Self { source: Source::Vectors(0, 0), at, left: taken },
+            vectors @ Source::Vectors(..) => Self { source: vectors, at: 0, left: 0 },
+        }
+    }
+
+    /// Fills a buffer. `false`: there are not as many.
+    fn next(&mut self, into: &mut [MaybeUninit<u8>]) -> bool {
+        let mut done = 0;
+        while done < into.len() {
+            if self.left == 0 {
+                let Source::Vectors(at, count @ 1..) = self.source else { return false };
+                let Some([base, len]) = sys::peek::<2>(at) else { return false };
+                self.source = Source::Vectors(at.wrapping_add(16), count - 1);
+                (self.at, self.left) = (base, len);
+                continue;
+            }
+            let n = (into.len() - done).min(usize::try_from(self.left).unwrap_or(usize::MAX));
+            if !sys::copy_in(self.at, &mut into[done..done + n]) {
+                return false;
+            }
+            done += n;
+            self.at += n as u64;
+            self.left -= n as u64;
+        }
+        true
+    }
+}
+
+impl Face {
+    /// Carries out a call that changes a file.
+    pub(super) fn change(&self, call: &Syscall, fd: i32) -> Verdict {
+        let Some(change) = Change::of(call) else { return Verdict::Pass };
+        let Some(stat) = Stat::of(fd).ok().filter(Stat::is_regular) else { return Verdict::Pass };
+        let Some(me) = self.me() else { return self.marking(call, &stat) };
+        if let Some(file) = self.segment.find(&stat.key)
+            && let Some(verdict) = self.change_known(&me, call, &change, &file, &stat, fd)
+        {
+            return verdict;
+        }
+        self.unlogged(&me, || {
+            // Looked for again: whoever takes it into the table from now on waits for us.
+            let known = self.segment.find(&stat.key);
+            let verdict = known.and_then(|file| self.change_known(&me, call, &change, &file, &stat, fd));
+            verdict.unwrap_or_else(|| Verdict::Return(sys::forward(call)))
+        })
+    }
+
+    /// Changes a file that has a slot. `None`: it is another's by now, or says that nothing is logged for good.
+    fn change_known(
+        &self,
+        me: &Me,
+        call: &Syscall,
+        change: &Change,
+        file: &File,
+        stat: &Stat,
+        fd: i32,
+    ) -> Option<Verdict> {
+        if file.why() != 0 {
+            return None;
+        }
+        match file.take(&stat.key, me.owner.number()) {
+            Taken::Held => {}
+            Taken::Busy => return Some(self.marking(call, stat)),
+            Taken::Gone => return None,
+        }
+        let logged = file.last();
+        let (value, owes) = self.change_held(me, call, change, file, stat, fd);
+        let (last, absorbed) = (file.last(), file.is_absorbed());
+        file.unlock();
+        if last != logged && self.segment.is_to_kick(self.log.used()) {
+            self.kick();
+        }
+        if value > 0 && owes && !(absorbed && self.persist(me, last)) {
+            file.mark();
+            let synced = sys::fsync(fd);
+            return Some(Verdict::Return(if synced < 0 { synced } else { value }));
+        }
+        Some(Verdict::Return(value))
+    }
+
+    /// Changes a file whose lock we have. Gives what the kernel gave, and whether a sync that the program asked for with it is still to be made.
+    fn change_held(
+        &self,
+        me: &Me,
+        call: &Syscall,
+        change: &Change,
+        file: &File,
+        stat: &Stat,
+        fd: i32,
+    ) -> (i64, bool) {
+        // What was seen before the lock is as good if nothing came between.
+        let now = if stat.changed == file.changed() { Some(*stat) } else { Stat::of(fd).ok() };
+        let opened = sys::flags(fd).ok();
+        let (Some(now), Some(opened)) = (now, opened) else {
+            file.make_due();
+            return (sys::forward(call), false);
+        };
+        file.note(now.changed);
+        let direct = opened & libc::O_DIRECT != 0;
+        let moves = matches!(change, Change::Allocate { mode, .. } if mode & ALLOCATE_MOVES != 0);
+        let odd = matches!(change, Change::Write { flags, .. } if flags & RWF_NOAPPEND != 0);
+        if direct || moves || odd || self.segment.has_failed() {
+            file.make_due();
+        }
+        if !file.is_absorbed() {
+            let value = sys::forward(call);
+            if let Ok(after) = Stat::of(fd) {
+                file.set_changed(after.changed);
+            }
+            return (value, false);
+        }
+        let here = matches!(change, Change::Write { place: Place::Here, .. });
+        let position = || if here { sys::position(fd).ok() } else { None };
+        let before = position();
+        let (mut made, owes) = (*call, change.syncs());
+        if owes {
+            // The sync is of the log.
+            made.arguments[5] &= !(RWF_DSYNC | RWF_SYNC);
+        }
+        let value = sys::forward(&made);
+        let Ok(after) = Stat::of(fd) else {
+            file.make_due();
+            return (value, owes);
+        };
+        file.set_changed(after.changed);
+        let around = Around { size: [now.size, after.size], position: [before, position()] };
+        let complete = match (change, u64::try_from(value)) {
+            // It may have done a part of what it refused in the end.
+            (_, Err(_)) => after.changed == now.changed,
+            (Change::Write { .. }, Ok(0)) => true,
+            (Change::Write { source, place, flags }, Ok(taken)) => {
+                let appends = opened & libc::O_APPEND != 0 || flags & RWF_APPEND != 0;
+                offset(*place, appends, &around, taken)
+                    .is_some_and(|offset| self.log_bytes(me, file, *source, offset, taken, &after))
+            }
+            (Change::Truncate { len }, Ok(_)) => {
+                self.log_change(me, file, &Op::Truncate { file: FileId(file.id()), len: *len }, &after)
+            }
+            (Change::Allocate { mode, offset, len }, Ok(_)) => {
+                let id = FileId(file.id());
+                let op = Op::Allocate { file: id, mode: *mode as u32, offset: *offset, len: *len };
+                self.log_change(me, file, &op, &after)
+            }
+        };
+        if !complete {
+            file.make_due();
+        }
+        (value, owes)
+    }
+
+    /// Logs the bytes of a write. `false`: not all of them.
+    fn log_bytes(&self, me: &Me, file: &File, source: Source, offset: u64, taken: u64, after: &Stat) -> bool {
+        let mut buffer = uninit::<PIECE>();
+        let mut pieces = Pieces::new(source, taken);
+        let longest = self.log.longest().min(PIECE as u64);
+        let mut done = 0;
+        while done < taken {
+            let piece = &mut buffer[..(taken - done).min(longest) as usize];
+            if !pieces.next(piece) {
+                return false;
+            }
+            let bytes = filled(piece);
+            let op = Op::Write { file: FileId(file.id()), offset: offset + done, bytes };
+            if !self.log_change(me, file, &op, after) {
+                return false;
+            }
+            done += bytes.len() as u64;
+            file.count_bytes(bytes.len() as u64);
+        }
+        true
+    }
+
+    /// Appends an entry; waits for room, but not for ever. This is where an entry is told what the file's times are behind its change (`after`), as soon as
+    /// the log's entries have a place for them.
+    fn log_change(&self, me: &Me, file: &File, op: &Op<'_>, _after: &Stat) -> bool {
+        let until = sys::monotonic() + ROOM_MS * 1_000_000;
+        loop {
+            let space = self.segment.space().load(Ordering::SeqCst) as u32;
+            match self.log.append(me.owner, op) {
+                Ok(end) => {
+                    file.set_last(end);
+                    self.segment.count(Count::Changes, 1);
+                    return true;
+                }
+                Err(AppendError::Full { .. }) if sys::monotonic() < until => {
+                    self.segment.count(Count::Waits, 1);
+                    if self.segment.kick() {
+                        self.kick();
+                    }
+                    sys::wait(self.segment.space(), space, 50);
+                }
+                Err(why) => {
+                    if matches!(why, AppendError::Medium(_)) {
+                        self.segment.fail();
+                    }
+                    self.segment.count(Count::Refused, 1);
+                    return false;
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_offset_is_told_only_if_it_is_certain() {
+        let around = |size, position| Around { size, position };
+        let here = around([100, 104], [Some(50), Some(54)]);
+        assert_eq!(offset(Place::Here, false, &here, 4), Some(50));
+        assert_eq!(offset(Place::At(7), false, &here, 4), Some(7));
+        assert_eq!(offset(Place::Here, true, &here, 4), Some(100), "it appends");
+        assert_eq!(offset(Place::At(7), true, &here, 4), Some(100), "as pwrite does then");
+        let moved = around([100, 108], [Some(50), Some(58)]);
+        assert_eq!(offset(Place::Here, false, &moved, 4), None, "somebody else moved it");
+        assert_eq!(offset(Place::Here, true, &moved, 4), None, "somebody else appended");
+        assert_eq!(offset(Place::Here, false, &around([0, 0], [None, None]), 4), None, "a pipe");
+    }
+
+    #[test]
+    fn vectors_are_read_one_behind_the_other_as_far_as_the_kernel_took_them() {
+        let (one, two, three) = (*b"abc", *b"", *b"defgh");
+        let vectors =
+            [&one[..], &two[..], &three[..]].map(|bytes| [bytes.as_ptr() as u64, bytes.len() as u64]);
+        let mut pieces = Pieces::new(Source::Vectors(vectors.as_ptr() as u64, 3), 7);
+        let mut buffer = uninit::<4>();
+        assert!(pieces.next(&mut buffer));
+        assert_eq!(filled(&buffer), b"abcd");
+        assert!(pieces.next(&mut buffer[..3]));
+        assert_eq!(filled(&buffer[..3]), b"efg");
+        assert!(!pieces.next(&mut buffer), "there are not as many");
+        let mut pieces = Pieces::new(Source::Flat(three.as_ptr() as u64), 5);
+        assert!(pieces.next(&mut buffer));
+        assert_eq!(filled(&buffer), b"defg");
+        assert!(!pieces.next(&mut buffer));
+    }
+}

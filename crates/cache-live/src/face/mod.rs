@@ -1,0 +1,257 @@
+//! The cache's side of a program: it sees the program's system calls, logs what changes files, and absorbs their syncs.
+//!
+//! It runs inside a hook (`remanence_intercept`): it makes raw calls only, waits in bounded time only, and uses nothing that belongs to a thread. It
+//! *allocates* where an entry or a sync of the log takes a buffer, so whoever links it gives it an allocator that is not the program's
+//! (the crate `preload` does).
+//!
+//! **It knows nothing of descriptors.** Which file a call is about is asked of the kernel each time: so `dup`, `fork`, `exec`, descriptors that were
+//! sent, `close_range` and numbers that are used again cannot make it wrong. It holds none either: it has the log and the segment mapped, and
+//! a connection to the daemon exists for the length of one question.
+//!
+//! **Who it is** is on a page that is zeros in a forked child, which then asks for a number of its own. The child of `vfork` has its parent's memory
+//! and another process id: what it changes is marked, and goes to the kernel.
+//!
+//! | file | what it is |
+//! |---|---|
+//! | `mod.rs` | joining, and what is asked of the daemon |
+//! | `calls.rs` | which call does what |
+//! | `change.rs` | a change of a file: the kernel first, then the log |
+#![expect(unsafe_code, reason = "one mapping that is made here becomes the log's")]
+
+mod calls;
+mod change;
+
+use std::mem::MaybeUninit;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+
+use remanence_cache::entry::Owner;
+use remanence_cache::log::Log;
+use remanence_cache::words::{Word, Words as _};
+use remanence_pmem::{PersistenceDomain, Region};
+
+pub use calls::{NUMBERS, handle, wants};
+
+use crate::medium::LogMedium;
+use crate::segment::{self, Client, File, Segment, SegmentWords};
+use crate::sys::{self, Address, Errno, Socket};
+use crate::wire::{self, Answer, Kind, Question};
+
+/// How long a question may take.
+const ASK_MS: u64 = 10_000;
+/// How long a sync waits until what is older is in its file.
+const DRAIN_MS: u64 = 30_000;
+
+/// All that a program has of the cache.
+#[derive(Debug)]
+pub(crate) struct Face {
+    address: Address,
+    segment: Segment,
+    log: Log<LogMedium, SegmentWords>,
+    /// Entries of a whole lap.
+    lap: u64,
+    /// On a page that is zeros in a forked child.
+    own: &'static [AtomicU64],
+}
+
+static FACE: AtomicPtr<Face> = AtomicPtr::new(std::ptr::null_mut());
+/// This process has changed files, or may, in a way that nothing can tell the end of. A child inherits that.
+static TAINTED: AtomicBool = AtomicBool::new(false);
+
+/// Who this process is, in its own page.
+mod own {
+    /// One of the states below, or an owner's number and [`JOINED`].
+    pub(super) const STATE: usize = 0;
+    pub(super) const CLIENT: usize = 1;
+    pub(super) const PROCESS: usize = 2;
+
+    pub(super) const NOBODY: u64 = 0;
+    pub(super) const JOINING: u64 = 1;
+    pub(super) const ALONE: u64 = 2;
+    pub(super) const JOINED: u64 = 1 << 32;
+}
+
+/// An incarnation of a process, as the log knows it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Me {
+    owner: Owner,
+    client: Client,
+}
+
+/// Joins the cache whose daemon has a socket there. From then on [`handle`] has something to do.
+///
+/// # Errors
+/// One sentence: there is no daemon, or it is another release's, or there is no memory.
+pub fn join(socket: &[u8]) -> Result<(), String> {
+    let failed = |what: &str, errno: Errno| format!("{what}: {}", std::io::Error::from_raw_os_error(errno));
+    let address = Address::new(socket).ok_or("the path of the cache's socket is too long")?;
+    let question = Question { kind: Kind::Hello, segment: 0, about: sys::process() };
+    let (answer, fds) = ask(&address, &question, None, ASK_MS)
+        .map_err(|errno| failed("the cache's daemon does not answer", errno))?;
+    let mapped = map(&answer, fds);
+    fds.into_iter().filter(|fd| *fd >= 0).for_each(sys::close);
+    if answer.error != 0 {
+        return Err(failed("the cache's daemon refuses", answer.error));
+    }
+    let (segment, log) = mapped?;
+    let own = sys::wiped_page().map_err(|errno| failed("a page of memory", errno))?;
+    let lap = log.layout().geometry.entries;
+    let face = Face { address, segment, log, lap, own };
+    face.become_somebody(&answer);
+    FACE.store(Box::leak(Box::new(face)), Ordering::Release);
+    Ok(())
+}
+
+fn map(answer: &Answer, [segment, log]: [i32; 2]) -> Result<(Segment, Log<LogMedium, SegmentWords>), String> {
+    let [_, segment_len, log_len, domain, ..] = answer.values;
+    let domain = PersistenceDomain::ALL
+        .into_iter()
+        .find(|known| *known as u64 == domain)
+        .filter(|_| segment >= 0 && log >= 0 && segment_len == segment::LEN)
+        .ok_or("the cache's daemon is of another release")?;
+    let failed = |errno| format!("mapping the cache: {}", std::io::Error::from_raw_os_error(errno));
+    let words = sys::map_words(segment, segment::WORDS).map_err(failed)?;
+    let segment =
+        Segment::of(words).filter(|segment| segment.is_ours() && segment.name() == answer.values[0]);
+    let segment = segment.ok_or("the cache's segment is of another release")?;
+    let at = sys::map(log, log_len).map_err(failed)?;
+    let base = NonNull::new(at as *mut u8).ok_or("the log is mapped nowhere")?;
+    // SAFETY: just mapped, as long as this, and never unmapped; no reference is ever made into it.
+    let region = unsafe { Region::from_raw(base, log_len, Some(LogMedium::declared(domain))) };
+    let medium = LogMedium::new(region.map_err(|e| e.to_string())?, domain, segment);
+    let log = Log::attach(medium, segment.log()).map_err(|e| e.to_string())?;
+    Ok((segment, log))
+}
+
+/// Asks the daemon, on a connection that is there for nothing else.
+fn ask(
+    address: &Address,
+    question: &Question,
+    fd: Option<i32>,
+    milliseconds: u64,
+) -> Result<(Answer, [i32; 2]), Errno> {
+    let socket = Socket::connect(address, milliseconds)?;
+    socket.send(&question.emit(), fd.as_slice())?;
+    let mut bytes = [0; wire::LEN];
+    let (len, fds) = socket.receive(&mut bytes)?;
+    let answer = bytes.get(..len).and_then(Answer::parse).ok_or(libc::EPROTO);
+    if answer.is_err() {
+        fds.into_iter().filter(|fd| *fd >= 0).for_each(sys::close);
+    }
+    Ok((answer?, fds))
+}
+
+/// What [`join`] has made.
+fn face() -> Option<&'static Face> {
+    // SAFETY: it is null, or a box that was leaked.
+    unsafe { FACE.load(Ordering::Acquire).as_ref() }
+}
+
+impl Face {
+    fn own(&self, at: usize) -> &'static AtomicU64 {
+        &self.own[at % self.own.len()]
+    }
+
+    /// Notes what the daemon has called this process.
+    fn become_somebody(&self, answer: &Answer) {
+        let [.., owner, slot] = answer.values;
+        let known = answer.error == 0 && owner > 0 && owner < segment::DAEMON.into();
+        self.own(own::CLIENT).store(slot, Ordering::Relaxed);
+        self.own(own::PROCESS).store(sys::process(), Ordering::Relaxed);
+        if known && TAINTED.load(Ordering::SeqCst) {
+            self.segment.client(slot as usize).unlogged().fetch_add(1, Ordering::SeqCst);
+        }
+        let state = if known { own::JOINED | owner } else { own::ALONE };
+        self.own(own::STATE).store(state, Ordering::Release);
+    }
+
+    /// Who this process is; a forked child joins first. `None`: nobody, as the daemon has not answered, or this is the child of `vfork`.
+    fn me(&self) -> Option<Me> {
+        let state = self.own(own::STATE);
+        for _ in 0..100_000 {
+            match state.load(Ordering::Acquire) {
+                own::NOBODY => {
+                    let mine = state
+                        .compare_exchange(own::NOBODY, own::JOINING, Ordering::SeqCst, Ordering::SeqCst)
+                        .is_ok();
+                    if mine {
+                        let about = sys::process();
+                        let question = Question { kind: Kind::Hello, segment: self.segment.name(), about };
+                        let refused = Answer { error: libc::ECONNREFUSED, ..Answer::default() };
+                        let answer = self.ask(&question, None, ASK_MS).unwrap_or(refused);
+                        self.become_somebody(&answer);
+                    }
+                }
+                own::JOINING => sys::yield_now(),
+                own::ALONE => return None,
+                joined => {
+                    let same = self.own(own::PROCESS).load(Ordering::Relaxed) == sys::process();
+                    let slot = self.own(own::CLIENT).load(Ordering::Relaxed) as usize;
+                    let owner = Owner::new((joined & 0xff_ffff) as u32);
+                    return same.then_some(Me { owner, client: self.segment.client(slot) });
+                }
+            }
+        }
+        None
+    }
+
+    fn ask(&self, question: &Question, fd: Option<i32>, milliseconds: u64) -> Result<Answer, Errno> {
+        let (answer, fds) = ask(&self.address, question, fd, milliseconds)?;
+        fds.into_iter().filter(|fd| *fd >= 0).for_each(sys::close);
+        Ok(answer)
+    }
+
+    /// Has a file taken into the table. `why`: why its syncs are never absorbed, or 0.
+    fn register(&self, fd: i32, why: u64) -> Option<File> {
+        let question = Question { kind: Kind::Register, segment: self.segment.name(), about: why };
+        let answer = self.ask(&question, Some(fd), ASK_MS).ok().filter(|answer| answer.error == 0)?;
+        Some(self.segment.file(answer.values[0] as usize))
+    }
+
+    /// Tells the daemon that there is work.
+    fn kick(&self) {
+        let question = Question { kind: Kind::Kick, segment: self.segment.name(), about: 0 };
+        // It finds out itself when somebody asks for more; and whoever waits kicks again.
+        if self.ask(&question, None, ASK_MS).is_err() {
+            self.segment.kicked();
+        }
+    }
+
+    /// Waits until all below an index is in its file.
+    fn drain(&self, upto: u64) -> bool {
+        if self.log.tail() >= upto {
+            return true;
+        }
+        let question = Question { kind: Kind::Drain, segment: self.segment.name(), about: upto };
+        self.ask(&question, None, DRAIN_MS).is_ok_and(|answer| answer.error == 0)
+    }
+
+    /// Waits until all below an index is durable in the log.
+    fn persist(&self, me: &Me, upto: u64) -> bool {
+        let words = self.segment.log();
+        let from = words.load(Word::Durable).max(words.load(Word::Tail));
+        // More is never in use: then the words are not what we and the daemon wrote.
+        let fair = upto.saturating_sub(from) <= self.lap;
+        fair && !self.segment.has_failed() && self.log.persist_up_to(me.owner, upto).is_ok()
+    }
+
+    /// This process may change files from now on in ways that nobody sees: nobody begins to absorb while it lives.
+    fn taint(&self) {
+        if !TAINTED.swap(true, Ordering::SeqCst)
+            && let Some(me) = self.me()
+        {
+            me.client.unlogged().fetch_add(1, Ordering::SeqCst);
+        }
+    }
+}
+
+/// Bytes that were not written yet.
+const fn uninit<const N: usize>() -> [MaybeUninit<u8>; N] {
+    [const { MaybeUninit::uninit() }; N]
+}
+
+/// The same, when all of them were.
+fn filled(bytes: &[MaybeUninit<u8>]) -> &[u8] {
+    // SAFETY: the callers have written each of them.
+    unsafe { &*(std::ptr::from_ref(bytes) as *const [u8]) }
+}

@@ -1,0 +1,91 @@
+//! The log's medium as a program has it: a mapping, and no descriptor.
+//!
+//! A [`Region`] of its own process waits for locks when it syncs, which a forked child would find taken for ever. Here a sync is one system call
+//! on the mapping, whoever else makes one. The first that fails is the last: each one that uses the log is told by the segment.
+
+use std::io;
+use std::ops::Range;
+
+use remanence_pmem::{Medium, PersistenceDomain, Region};
+
+use crate::segment::Segment;
+use crate::sys;
+
+/// A log that is mapped.
+#[derive(Debug)]
+pub(crate) struct LogMedium {
+    /// Its bytes; of a page cache as if it were no medium, as the sync is here.
+    region: Region,
+    cached: bool,
+    segment: Segment,
+}
+
+impl LogMedium {
+    /// Over memory that was mapped for as long as the process lives, and whose data lives in that domain.
+    pub(crate) fn new(region: Region, domain: PersistenceDomain, segment: Segment) -> Self {
+        Self { region, cached: domain == PersistenceDomain::PageCache, segment }
+    }
+
+    /// What the region of such a medium is declared to be.
+    pub(crate) const fn declared(domain: PersistenceDomain) -> PersistenceDomain {
+        match domain {
+            PersistenceDomain::PageCache => PersistenceDomain::Process,
+            other => other,
+        }
+    }
+}
+
+impl Medium for LogMedium {
+    fn len(&self) -> u64 {
+        self.region.len()
+    }
+
+    fn read(&self, offset: u64, into: &mut [u8]) {
+        self.region.read(offset, into);
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) {
+        self.region.write(offset, bytes);
+    }
+
+    fn load_u64(&self, offset: u64) -> u64 {
+        Medium::load_u64(&self.region, offset)
+    }
+
+    fn store_u64(&self, offset: u64, value: u64) {
+        Medium::store_u64(&self.region, offset, value);
+    }
+
+    fn compare_and_swap(&self, offset: u64, compare: u64, swap: u64) -> u64 {
+        Medium::compare_and_swap(&self.region, offset, compare, swap)
+    }
+
+    fn fetch_add(&self, offset: u64, add: u64) -> u64 {
+        Medium::fetch_add(&self.region, offset, add)
+    }
+
+    fn pwb(&self, range: Range<u64>) {
+        if !self.cached {
+            Medium::pwb(&self.region, range);
+        }
+    }
+
+    fn pfence(&self) -> io::Result<()> {
+        if self.cached { self.psync() } else { Medium::pfence(&self.region) }
+    }
+
+    fn psync(&self) -> io::Result<()> {
+        self.failure()?;
+        if !self.cached {
+            return Medium::psync(&self.region);
+        }
+        sys::msync(self.region.base() as u64, self.region.len()).map_err(|errno| {
+            self.segment.fail();
+            io::Error::from_raw_os_error(errno)
+        })
+    }
+
+    fn failure(&self) -> io::Result<()> {
+        if self.segment.has_failed() { Err(io::Error::from_raw_os_error(libc::EIO)) } else { Ok(()) }
+    }
+}

@@ -1,0 +1,688 @@
+//! What the daemon and all programs share: the log's words, who is there, and of each file whether its syncs may be absorbed.
+//!
+//! It is a table of 64-bit words, and nothing else is ever read from it: whatever is written there, by whomever, no access leaves its bounds, and
+//! no loop is longer than it is.
+//!
+//! **A file's syncs are absorbed** while everything that changed since it was last synced is in the log. For each file there is a *lock*, which whoever
+//! changes it through the log holds from before the kernel's call until the entry is committed; so the order of the log is that of the page
+//! cache. What goes around the log is found by the file's *time of change*: the kernel sets it with each change of content or attributes, and nobody can
+//! set it back. It is looked at before each change and each sync: another one than our last change left means that somebody else was there.
+//! Then syncs are *due*, which the kernel carries out, and nothing is logged until they were.
+//!
+//! | word | who changes it |
+//! |---|---|
+//! | key | the daemon alone, while nobody finds the slot |
+//! | lock | whoever takes it; the daemon breaks that of a process that died |
+//! | marks | whoever changes the file without the lock, before and after: it is only counted up |
+//! | why | anybody, and bits are only added: for good |
+//! | all others | who has the lock |
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use remanence_cache::words::{Word, Words};
+
+use crate::sys;
+
+/// What a segment begins with: a name and a version.
+const MAGIC: u64 = u64::from_le_bytes(*b"REMCSEG1");
+/// How many processes can be there at a time.
+pub(crate) const CLIENTS: usize = 256;
+/// How many files the table has room for: a power of two.
+pub(crate) const FILES: usize = 2048;
+/// A file is at one of so many places behind the one that its hash says.
+const PROBES: usize = 64;
+
+const LOG_AT: usize = 64;
+const CLIENTS_AT: usize = 128;
+const CLIENT_WORDS: usize = 8;
+const FILES_AT: usize = CLIENTS_AT + CLIENTS * CLIENT_WORDS;
+const FILE_WORDS: usize = 16;
+/// Words of a segment.
+pub(crate) const WORDS: usize = FILES_AT + FILES * FILE_WORDS;
+/// Bytes of it.
+pub(crate) const LEN: u64 = WORDS as u64 * 8;
+
+/// The owner that a lock of the daemon's has.
+pub(crate) const DAEMON: u32 = 0xff_ffff;
+const OWNER: u64 = 0xff_ffff;
+/// Somebody sleeps on the lock.
+const WAITERS: u64 = 1 << 30;
+/// Somebody has waited for as long as anybody does: nobody else need.
+const STUCK: u64 = 1 << 31;
+/// How long somebody waits for a file that another one has.
+pub(crate) const LOCK_MS: u64 = 10_000;
+
+/// What a file is known by.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct Key {
+    pub(crate) device: u64,
+    pub(crate) inode: u64,
+    pub(crate) born: u64,
+}
+
+impl Key {
+    fn place(&self) -> usize {
+        let mixed = (self.inode ^ self.device.rotate_left(32) ^ self.born.rotate_left(17))
+            .wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        (mixed >> 32) as usize % FILES
+    }
+}
+
+/// Why the syncs of a file are the kernel's for good, each a bit.
+pub(crate) mod why {
+    /// It is mapped by somebody who may write there.
+    pub(crate) const MAPPED: u64 = 1;
+    /// It is written by requests that run on when their call has returned.
+    pub(crate) const ASYNCHRONOUS: u64 = 2;
+    /// The user does not want it to be cached, or cannot have it.
+    pub(crate) const EXCLUDED: u64 = 4;
+    /// The daemon cannot open it again for reading.
+    pub(crate) const UNREADABLE: u64 = 8;
+    /// The log has no number left for it.
+    pub(crate) const FULL: u64 = 16;
+    /// The daemon has ended.
+    pub(crate) const ENDED: u64 = 32;
+    /// A sync of it has failed.
+    pub(crate) const FAILED: u64 = 64;
+
+    /// The bits, said.
+    pub(crate) const SAID: [(u64, &str); 7] = [
+        (MAPPED, "it is mapped, and may be written there"),
+        (ASYNCHRONOUS, "it is written by io_submit"),
+        (EXCLUDED, "its path is excluded"),
+        (UNREADABLE, "it cannot be opened for reading"),
+        (FULL, "the log has no number left for it"),
+        (ENDED, "the daemon has ended"),
+        (FAILED, "a sync of it has failed"),
+    ];
+}
+
+/// A count of the whole segment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Count {
+    /// Changes that were logged.
+    Changes = 8,
+    /// Bytes of those that were writes.
+    Bytes = 9,
+    /// Syncs that were absorbed.
+    Absorbed = 10,
+    /// Syncs of regular files that the kernel carried out.
+    Kernel = 11,
+    /// Times that a change waited for room in the log.
+    Waits = 12,
+    /// Changes that could not be logged, as there was no room or the log had failed.
+    Refused = 13,
+}
+
+/// All that is shared. Copies are the same.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Segment(&'static [AtomicU64]);
+
+const NAME: usize = 1;
+const FAILED: usize = 2;
+const SPACE: usize = 3;
+const KICKED: usize = 4;
+const BATCH: usize = 5;
+
+impl Segment {
+    /// That of these words; `None` if there are too few.
+    pub(crate) fn of(words: &'static [AtomicU64]) -> Option<Self> {
+        (words.len() >= WORDS).then_some(Self(words))
+    }
+
+    /// Whether it was made by this release.
+    pub(crate) fn is_ours(self) -> bool {
+        self.word(0).load(Ordering::Acquire) == MAGIC
+    }
+
+    /// Makes one of words that are zeros.
+    pub(crate) fn make(self, name: u64, batch: u64) {
+        self.word(NAME).store(name, Ordering::Release);
+        self.word(BATCH).store(batch, Ordering::Release);
+        self.word(0).store(MAGIC, Ordering::Release);
+    }
+
+    fn word(self, at: usize) -> &'static AtomicU64 {
+        &self.0[at % WORDS]
+    }
+
+    /// What tells it from one of another daemon.
+    pub(crate) fn name(self) -> u64 {
+        self.word(NAME).load(Ordering::Acquire)
+    }
+
+    /// The log's medium has failed for one of those who use it, and so for all.
+    pub(crate) fn fail(self) {
+        self.word(FAILED).store(1, Ordering::SeqCst);
+    }
+
+    pub(crate) fn has_failed(self) -> bool {
+        self.word(FAILED).load(Ordering::SeqCst) != 0
+    }
+
+    /// The word that changes when entries are freed.
+    pub(crate) fn space(self) -> &'static AtomicU64 {
+        self.word(SPACE)
+    }
+
+    /// Entries were freed.
+    pub(crate) fn freed(self) {
+        self.space().fetch_add(1, Ordering::SeqCst);
+        sys::wake(self.space());
+    }
+
+    /// Whether the caller is to tell the daemon that there is work.
+    pub(crate) fn is_to_kick(self, used: u64) -> bool {
+        used >= self.word(BATCH).load(Ordering::Relaxed).max(1) && self.kick()
+    }
+
+    /// Whether nobody else is telling the daemon.
+    pub(crate) fn kick(self) -> bool {
+        self.word(KICKED).swap(1, Ordering::SeqCst) == 0
+    }
+
+    pub(crate) fn kicked(self) {
+        self.word(KICKED).store(0, Ordering::SeqCst);
+    }
+
+    pub(crate) fn count(self, what: Count, by: u64) {
+        self.word(what as usize).fetch_add(by, Ordering::Relaxed);
+    }
+
+    pub(crate) fn counted(self, what: Count) -> u64 {
+        self.word(what as usize).load(Ordering::Relaxed)
+    }
+
+    /// The log's words.
+    pub(crate) const fn log(self) -> SegmentWords {
+        SegmentWords(self)
+    }
+
+    /// A process' place.
+    pub(crate) fn client(self, slot: usize) -> Client {
+        Client(self, CLIENTS_AT + slot % CLIENTS * CLIENT_WORDS)
+    }
+
+    /// Whether no change of a file without a slot is under way, at some moment after the call: a few turns are waited for that.
+    pub(crate) fn is_quiet(self) -> bool {
+        (0..CLIENTS).all(|slot| {
+            let unlogged = self.client(slot).unlogged();
+            (0..200).any(|turn| {
+                if turn > 0 {
+                    sys::yield_now();
+                }
+                unlogged.load(Ordering::SeqCst) == 0
+            })
+        })
+    }
+
+    /// A file's place.
+    pub(crate) fn file(self, slot: usize) -> File {
+        File(self, FILES_AT + slot % FILES * FILE_WORDS)
+    }
+
+    /// The file of a key, if it is known. By the time that it is locked the slot can be another's.
+    pub(crate) fn find(self, key: &Key) -> Option<File> {
+        for n in 0..PROBES {
+            let file = self.file(key.place() + n);
+            match file.state().load(Ordering::SeqCst) {
+                File::NONE => return None,
+                File::LIVE if file.is(key) => return Some(file),
+                _ => {}
+            }
+        }
+        None
+    }
+
+    /// Makes a place for a file that has none: the daemon's alone. `None`: there is none left.
+    pub(crate) fn insert(self, key: &Key, first: &First) -> Option<usize> {
+        let mut places = (0..PROBES).map(|n| (key.place() + n) % FILES);
+        let slot = places.find(|slot| self.file(*slot).state().load(Ordering::SeqCst) != File::LIVE)?;
+        let file = self.file(slot);
+        for (at, value) in [(1, key.device), (2, key.inode), (3, key.born)] {
+            file.word(at).store(value, Ordering::SeqCst);
+        }
+        for at in 5..FILE_WORDS {
+            file.word(at).store(0, Ordering::SeqCst);
+        }
+        file.word(File::ID).store(first.id.into(), Ordering::SeqCst);
+        file.word(File::WHY).store(first.why, Ordering::SeqCst);
+        file.word(File::DUE).store(first.due, Ordering::SeqCst);
+        file.word(File::CHANGED).store(first.changed, Ordering::SeqCst);
+        file.state().store(File::LIVE, Ordering::SeqCst);
+        Some(slot)
+    }
+
+    /// Takes a file's place away: the daemon's alone, who has its lock. `false`: somebody has just said why it is not absorbed for good, and it
+    /// stays.
+    pub(crate) fn remove(self, slot: usize) -> bool {
+        let file = self.file(slot);
+        let said = file.why();
+        file.state().store(File::GONE, Ordering::SeqCst);
+        if file.why() != said {
+            file.state().store(File::LIVE, Ordering::SeqCst);
+            return false;
+        }
+        if self.file(slot + 1).state().load(Ordering::SeqCst) == File::NONE {
+            file.state().store(File::NONE, Ordering::SeqCst);
+        }
+        true
+    }
+}
+
+/// How a file's place begins.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct First {
+    pub(crate) id: u32,
+    pub(crate) why: u64,
+    pub(crate) due: u64,
+    pub(crate) changed: u64,
+}
+
+/// A process' place in a segment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Client(Segment, usize);
+
+impl Client {
+    pub(crate) fn owner(self) -> &'static AtomicU64 {
+        self.0.word(self.1)
+    }
+
+    pub(crate) fn process(self) -> &'static AtomicU64 {
+        self.0.word(self.1 + 1)
+    }
+
+    /// How many changes of files without a slot are under way.
+    pub(crate) fn unlogged(self) -> &'static AtomicU64 {
+        self.0.word(self.1 + 2)
+    }
+}
+
+/// A file's place in a segment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct File(Segment, usize);
+
+impl File {
+    const NONE: u64 = 0;
+    const LIVE: u64 = 1;
+    const GONE: u64 = 2;
+
+    const LOCK: usize = 4;
+    const ID: usize = 5;
+    const WHY: usize = 6;
+    const DUE: usize = 7;
+    const CHANGED: usize = 8;
+    const LAST: usize = 9;
+    const MARKS: usize = 10;
+    const SEEN: usize = 11;
+    const ERROR: usize = 12;
+    const ABSORBED: usize = 13;
+    const KERNEL: usize = 14;
+    const BYTES: usize = 15;
+
+    fn word(self, at: usize) -> &'static AtomicU64 {
+        self.0.word(self.1 + at)
+    }
+
+    fn state(self) -> &'static AtomicU64 {
+        self.word(0)
+    }
+
+    pub(crate) fn is_live(self) -> bool {
+        self.state().load(Ordering::SeqCst) == Self::LIVE
+    }
+
+    fn get(self, at: usize) -> u64 {
+        self.word(at).load(Ordering::SeqCst)
+    }
+
+    fn set(self, at: usize, value: u64) {
+        self.word(at).store(value, Ordering::SeqCst);
+    }
+
+    pub(crate) fn key(self) -> Key {
+        Key { device: self.get(1), inode: self.get(2), born: self.get(3) }
+    }
+
+    fn is(self, key: &Key) -> bool {
+        self.key() == *key
+    }
+
+    /// Takes the lock, if that is to be had within a time.
+    pub(crate) fn lock(self, owner: u32, milliseconds: u64) -> bool {
+        let word = self.word(Self::LOCK);
+        let mut until = None;
+        for turn in 0_u32.. {
+            match word.compare_exchange(0, owner.into(), Ordering::SeqCst, Ordering::SeqCst) {
+                Ok(_) => return true,
+                Err(held) if held & STUCK != 0 => return false,
+                Err(_) if turn < 100 => std::hint::spin_loop(),
+                Err(held) => {
+                    let now = sys::monotonic();
+                    let until = *until.get_or_insert(now.saturating_add(milliseconds * 1_000_000));
+                    if now >= until {
+                        let stuck = held | STUCK;
+                        if milliseconds >= LOCK_MS {
+                            // If it is another one's by now, that one has just begun.
+                            let _ = word.compare_exchange(held, stuck, Ordering::SeqCst, Ordering::SeqCst);
+                        }
+                        return false;
+                    }
+                    let waits = held | WAITERS;
+                    let told = held == waits
+                        || word.compare_exchange(held, waits, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+                    if told {
+                        sys::wait(word, waits as u32, (until - now).div_ceil(1_000_000).min(100));
+                    }
+                }
+            }
+        }
+        false
+    }
+
+    pub(crate) fn unlock(self) {
+        let word = self.word(Self::LOCK);
+        if word.swap(0, Ordering::SeqCst) & WAITERS != 0 {
+            sys::wake(word);
+        }
+    }
+
+    /// Who has the lock; 0 is nobody.
+    pub(crate) fn holder(self) -> u32 {
+        (self.get(Self::LOCK) & OWNER) as u32
+    }
+
+    /// Breaks the lock of a process that died: what it had begun is in the page cache, and may not be in the log.
+    pub(crate) fn break_lock(self, owner: u32) {
+        if self.holder() == owner {
+            self.mark();
+            self.unlock();
+        }
+    }
+
+    /// Locks a file that was found, if it is still this one.
+    pub(crate) fn take(self, key: &Key, owner: u32) -> Taken {
+        if !self.lock(owner, LOCK_MS) {
+            return Taken::Busy;
+        }
+        if self.is_live() && self.is(key) {
+            return Taken::Held;
+        }
+        self.unlock();
+        Taken::Gone
+    }
+
+    /// The file was changed, or is about to be, by somebody who has not its lock.
+    pub(crate) fn mark(self) {
+        self.word(Self::MARKS).fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Its syncs are the kernel's from now on.
+    pub(crate) fn refuse(self, why: u64) {
+        self.word(Self::WHY).fetch_or(why, Ordering::SeqCst);
+    }
+
+    pub(crate) fn why(self) -> u64 {
+        self.get(Self::WHY)
+    }
+
+    /// Its number in the log.
+    pub(crate) fn id(self) -> u32 {
+        self.get(Self::ID) as u32
+    }
+
+    /// Looks at the file's time of change, and at marks: what somebody else did makes syncs due.
+    pub(crate) fn note(self, changed: u64) {
+        let marks = self.get(Self::MARKS);
+        if marks != self.get(Self::SEEN) {
+            self.set(Self::SEEN, marks);
+            self.make_due();
+        }
+        if changed != self.changed() {
+            self.set(Self::CHANGED, changed);
+            self.make_due();
+        }
+    }
+
+    /// The file changed in a way that the log lacks. Two syncs: during the first one, whoever did it may still be at it.
+    pub(crate) fn make_due(self) {
+        self.set(Self::DUE, 2);
+    }
+
+    /// The time of its last change that was ours, or was noted.
+    pub(crate) fn changed(self) -> u64 {
+        self.get(Self::CHANGED)
+    }
+
+    /// A change of ours has left this time.
+    pub(crate) fn set_changed(self, changed: u64) {
+        self.set(Self::CHANGED, changed);
+    }
+
+    /// Whether changes of it are logged, and its syncs absorbed.
+    pub(crate) fn is_absorbed(self) -> bool {
+        self.get(Self::DUE) == 0 && self.why() == 0 && self.get(Self::MARKS) == self.get(Self::SEEN)
+    }
+
+    /// The index behind its last entry.
+    pub(crate) fn last(self) -> u64 {
+        self.get(Self::LAST)
+    }
+
+    pub(crate) fn set_last(self, end: u64) {
+        self.set(Self::LAST, end);
+    }
+
+    /// How it stands, for [`synced`](Self::synced).
+    pub(crate) fn before_sync(self) -> u64 {
+        self.get(Self::MARKS)
+    }
+
+    /// The kernel has synced it. `quiet`: nobody was at it; `changed`: its time of change behind the sync.
+    pub(crate) fn synced(self, before: u64, quiet: bool, changed: u64) {
+        let due = self.get(Self::DUE);
+        if quiet && self.get(Self::MARKS) == before && changed == self.changed() {
+            self.set(Self::DUE, due.saturating_sub(1));
+        }
+    }
+
+    /// A sync of it in the background has failed: the next sync of the program says so.
+    pub(crate) fn fail(self, errno: i32) {
+        self.set(Self::ERROR, errno.unsigned_abs().into());
+        self.refuse(why::FAILED);
+    }
+
+    /// The error that is to be told, once.
+    pub(crate) fn take_error(self) -> Option<i32> {
+        let errno = self.word(Self::ERROR).swap(0, Ordering::SeqCst);
+        i32::try_from(errno).ok().filter(|errno| (1..4096).contains(errno))
+    }
+
+    pub(crate) fn count_absorbed(self) {
+        self.word(Self::ABSORBED).fetch_add(1, Ordering::Relaxed);
+        self.0.count(Count::Absorbed, 1);
+    }
+
+    pub(crate) fn count_kernel(self) {
+        self.word(Self::KERNEL).fetch_add(1, Ordering::Relaxed);
+        self.0.count(Count::Kernel, 1);
+    }
+
+    pub(crate) fn count_bytes(self, bytes: u64) {
+        self.word(Self::BYTES).fetch_add(bytes, Ordering::Relaxed);
+        self.0.count(Count::Bytes, bytes);
+    }
+
+    /// Syncs that were absorbed, syncs of the kernel, bytes that were logged.
+    pub(crate) fn counts(self) -> [u64; 3] {
+        [self.get(Self::ABSORBED), self.get(Self::KERNEL), self.get(Self::BYTES)]
+    }
+}
+
+/// What became of an attempt to lock a file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Taken {
+    /// It is locked.
+    Held,
+    /// The slot is another's by now.
+    Gone,
+    /// Somebody has it for longer than anybody waits.
+    Busy,
+}
+
+/// The words of the log in a segment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SegmentWords(Segment);
+
+impl SegmentWords {
+    /// No index is as high, and the sum of any two of these is one.
+    const MOST: u64 = (1 << 50) - 1;
+
+    fn at(self, word: Word) -> &'static AtomicU64 {
+        self.0.word(LOG_AT + word as usize * 8)
+    }
+}
+
+impl Words for SegmentWords {
+    fn load(&self, word: Word) -> u64 {
+        self.at(word).load(Ordering::SeqCst).min(Self::MOST)
+    }
+
+    fn store(&self, word: Word, value: u64) {
+        self.at(word).store(value, Ordering::SeqCst);
+    }
+
+    fn compare_and_swap(&self, word: Word, compare: u64, swap: u64) -> u64 {
+        let swapped = self.at(word).compare_exchange(compare, swap, Ordering::SeqCst, Ordering::SeqCst);
+        swapped.unwrap_or_else(|was| was)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn segment() -> Segment {
+        let words: Vec<AtomicU64> = (0..WORDS).map(|_| AtomicU64::new(0)).collect();
+        let segment = Segment::of(words.leak()).expect("enough words");
+        segment.make(7, 4);
+        segment
+    }
+
+    const fn key(inode: u64) -> Key {
+        Key { device: 1, inode, born: 3 }
+    }
+
+    const FIRST: First = First { id: 5, why: 0, due: 1, changed: 100 };
+
+    #[test]
+    fn a_file_is_found_by_its_identity_and_not_after_it_was_removed() {
+        let segment = segment();
+        let slots: Vec<usize> =
+            (0..900).map(|inode| segment.insert(&key(inode), &FIRST).expect("room")).collect();
+        assert!((0..900).all(|inode| segment.find(&key(inode)).is_some()));
+        assert!(segment.find(&Key { born: 4, ..key(1) }).is_none(), "an inode that is used again");
+        for (inode, slot) in (0..900).zip(slots).filter(|(inode, _)| inode % 2 == 0) {
+            assert!(segment.remove(slot));
+            assert!(segment.find(&key(inode)).is_none());
+        }
+        assert!((0..900).filter(|inode| inode % 2 == 1).all(|inode| segment.find(&key(inode)).is_some()));
+    }
+
+    #[test]
+    fn garbage_leaves_no_bounds() {
+        let words: Vec<AtomicU64> =
+            (0..WORDS).map(|n| AtomicU64::new((n as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15))).collect();
+        let segment = Segment::of(words.leak()).expect("enough words");
+        assert!(!segment.is_ours());
+        for n in 0..10_000 {
+            let _ = segment.find(&key(n));
+            let file = segment.file(n as usize * 31);
+            file.note(n);
+            let _ = (file.is_absorbed(), file.take_error(), segment.client(n as usize).owner());
+        }
+        assert!(segment.log().load(Word::Head) < 1 << 50);
+        assert!(Segment::of(&[]).is_none());
+    }
+
+    #[test]
+    fn what_somebody_else_did_is_synced_twice_before_anything_is_absorbed() {
+        let segment = segment();
+        let file = segment.file(segment.insert(&key(1), &FIRST).expect("room"));
+        assert!(!file.is_absorbed(), "it was never synced");
+        file.note(100);
+        file.synced(file.before_sync(), true, 100);
+        assert!(file.is_absorbed());
+        // A change of ours.
+        file.set_changed(101);
+        file.note(101);
+        assert!(file.is_absorbed());
+        let strangers: [fn(File); 2] = [|file| file.note(102), File::mark];
+        for stranger in strangers {
+            stranger(file);
+            assert!(!file.is_absorbed());
+            file.note(102);
+            file.synced(file.before_sync(), true, 102);
+            assert!(!file.is_absorbed(), "whoever did it may have been at it");
+            file.synced(file.before_sync(), false, 102);
+            assert!(!file.is_absorbed(), "a change was under way");
+            file.synced(file.before_sync(), true, 103);
+            assert!(!file.is_absorbed(), "it changed meanwhile");
+            let before = file.before_sync();
+            file.synced(before, true, 102);
+            assert!(file.is_absorbed());
+        }
+        file.refuse(why::MAPPED);
+        file.note(102);
+        file.synced(file.before_sync(), true, 102);
+        assert!(!file.is_absorbed(), "for good");
+    }
+
+    #[test]
+    fn a_mark_during_a_sync_is_not_lost() {
+        let segment = segment();
+        let file = segment.file(segment.insert(&key(1), &FIRST).expect("room"));
+        let before = file.before_sync();
+        file.mark();
+        file.synced(before, true, 100);
+        file.note(100);
+        assert!(!file.is_absorbed());
+    }
+
+    #[test]
+    fn the_lock_of_a_dead_owner_is_broken_and_its_file_is_due() {
+        let segment = segment();
+        let file = segment.file(segment.insert(&key(1), &First { due: 0, ..FIRST }).expect("room"));
+        assert_eq!(file.take(&key(1), 9), Taken::Held);
+        assert!(file.is_absorbed() && file.holder() == 9);
+        assert!(!file.lock(10, 0), "it is another's");
+        file.break_lock(10);
+        assert_eq!(file.holder(), 9);
+        file.break_lock(9);
+        assert!(!file.is_absorbed(), "what it wrote may be in no log");
+        assert_eq!(file.take(&key(2), 10), Taken::Gone);
+        assert_eq!(file.take(&key(1), 10), Taken::Held);
+    }
+
+    #[test]
+    fn who_waits_for_a_file_is_woken() {
+        let segment = segment();
+        let file = segment.file(segment.insert(&key(1), &FIRST).expect("room"));
+        let turns = std::sync::atomic::AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for owner in 1..5 {
+                let turns = &turns;
+                scope.spawn(move || {
+                    for _ in 0..2000 {
+                        assert!(file.lock(owner, 60_000));
+                        let was = turns.load(Ordering::Relaxed);
+                        std::hint::spin_loop();
+                        turns.store(was + 1, Ordering::Relaxed);
+                        file.unlock();
+                    }
+                });
+            }
+        });
+        assert_eq!(turns.load(Ordering::Relaxed), 8000);
+    }
+}

@@ -1,0 +1,346 @@
+//! System calls as they can be made inside a hook: none allocates, touches `errno` or a thread's own memory, and all go by [`raw`].
+//!
+//! The promise of this room: what a call reads or writes is memory of ours that its signature names, or the program's own, in a call that the
+//! program itself was about to make.
+#![expect(unsafe_code, reason = "raw system calls, and memory that other processes write too")]
+
+use std::mem::{MaybeUninit, size_of, size_of_val, zeroed};
+use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::sync::atomic::AtomicU64;
+
+use remanence_intercept::{Syscall, raw};
+
+use crate::segment::Key;
+
+/// A number of `errno`.
+pub(crate) type Errno = i32;
+
+/// What a call takes and gives.
+fn call<const N: usize>(number: libc::c_long, arguments: [u64; N]) -> Result<u64, Errno> {
+    let mut all = [0; 6];
+    all[..N].copy_from_slice(&arguments);
+    // SAFETY: each caller in this room hands over what the room's promise says.
+    let value = unsafe { raw(number.cast_unsigned(), all) };
+    u64::try_from(value).map_err(|_| value.wrapping_neg() as Errno)
+}
+
+/// A descriptor as an argument.
+fn fd_of(fd: i32) -> u64 {
+    i64::from(fd).cast_unsigned()
+}
+
+/// Carries out what the program was about to, and gives what the kernel gave.
+pub(crate) fn forward(call: &Syscall) -> i64 {
+    // SAFETY: the program's own call, with its own arguments.
+    unsafe { raw(call.number, call.arguments) }
+}
+
+/// What the kernel says of a file.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stat {
+    /// Which file it is.
+    pub(crate) key: Key,
+    mode: u32,
+    pub(crate) links: u32,
+    pub(crate) size: u64,
+    /// When its content or its attributes changed, in nanoseconds since 1970. No call can set it.
+    pub(crate) changed: u64,
+}
+
+impl Stat {
+    /// That of a descriptor's file.
+    pub(crate) fn of(fd: i32) -> Result<Self, Errno> {
+        /// The basic fields, and the birth time.
+        const FIELDS: u64 = 0xfff;
+        // SAFETY: numbers only, for which zeros are values.
+        let mut found: libc::statx = unsafe { zeroed() };
+        let path = c"".as_ptr() as u64;
+        call(
+            libc::SYS_statx,
+            [fd_of(fd), path, libc::AT_EMPTY_PATH as u64, FIELDS, (&raw mut found) as u64],
+        )?;
+        let nanoseconds = |time: libc::statx_timestamp| {
+            time.tv_sec.cast_unsigned().wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec.into())
+        };
+        Ok(Self {
+            key: Key {
+                device: u64::from(found.stx_dev_major) << 32 | u64::from(found.stx_dev_minor),
+                inode: found.stx_ino,
+                born: nanoseconds(found.stx_btime),
+            },
+            mode: found.stx_mode.into(),
+            links: found.stx_nlink,
+            size: found.stx_size,
+            changed: nanoseconds(found.stx_ctime),
+        })
+    }
+
+    pub(crate) const fn is_regular(&self) -> bool {
+        self.mode & libc::S_IFMT == libc::S_IFREG
+    }
+}
+
+/// Whether a file lies on a file system whose syncs reach a device, and whose times tell two writes apart as well as this kernel can.
+pub(crate) fn is_on_disk(fd: i32) -> bool {
+    const EXT: i64 = 0xef53;
+    const XFS: i64 = 0x5846_5342;
+    const BTRFS: i64 = 0x9123_683e;
+    const F2FS: i64 = 0xf2f5_2010;
+    // SAFETY: numbers only, for which zeros are values.
+    let mut found: libc::statfs = unsafe { zeroed() };
+    let asked = call(libc::SYS_fstatfs, [fd_of(fd), (&raw mut found) as u64]);
+    asked.is_ok() && [EXT, XFS, BTRFS, F2FS].contains(&(found.f_type & 0xffff_ffff))
+}
+
+/// The flags that a descriptor's file was opened with.
+pub(crate) fn flags(fd: i32) -> Result<i32, Errno> {
+    call(libc::SYS_fcntl, [fd_of(fd), libc::F_GETFL as u64, 0]).map(|flags| flags as i32)
+}
+
+/// Where the next `read` or `write` of a descriptor is.
+pub(crate) fn position(fd: i32) -> Result<u64, Errno> {
+    call(libc::SYS_lseek, [fd_of(fd), 0, libc::SEEK_CUR as u64])
+}
+
+pub(crate) fn fsync(fd: i32) -> i64 {
+    call(libc::SYS_fsync, [fd_of(fd)]).map_or_else(|errno| -i64::from(errno), u64::cast_signed)
+}
+
+pub(crate) fn close(fd: i32) {
+    let _ = call(libc::SYS_close, [fd_of(fd)]);
+}
+
+pub(crate) fn process() -> u64 {
+    call(libc::SYS_getpid, []).unwrap_or(0)
+}
+
+pub(crate) fn yield_now() {
+    let _ = call(libc::SYS_sched_yield, []);
+}
+
+/// Nanoseconds that never go back.
+pub(crate) fn monotonic() -> u64 {
+    clock(libc::CLOCK_MONOTONIC)
+}
+
+/// Nanoseconds since 1970.
+pub(crate) fn since_1970() -> u64 {
+    clock(libc::CLOCK_REALTIME)
+}
+
+fn clock(which: libc::clockid_t) -> u64 {
+    let mut time = [0_u64; 2];
+    let _ = call(libc::SYS_clock_gettime, [which as u64, time.as_mut_ptr() as u64]);
+    time[0].wrapping_mul(1_000_000_000).wrapping_add(time[1])
+}
+
+/// Sleeps while the low half of a word has a value, or until it is woken, or as long as that.
+pub(crate) fn wait(word: &AtomicU64, value: u32, milliseconds: u64) {
+    let time = [milliseconds / 1000, milliseconds % 1000 * 1_000_000];
+    let at = std::ptr::from_ref(word) as u64;
+    let _ = call(libc::SYS_futex, [at, libc::FUTEX_WAIT as u64, value.into(), time.as_ptr() as u64]);
+}
+
+/// Wakes all who sleep on a word.
+pub(crate) fn wake(word: &AtomicU64) {
+    let at = std::ptr::from_ref(word) as u64;
+    let _ = call(libc::SYS_futex, [at, libc::FUTEX_WAKE as u64, i32::MAX as u64]);
+}
+
+/// Maps so many bytes of a file, to be shared, for as long as this process lives.
+pub(crate) fn map(fd: i32, len: u64) -> Result<u64, Errno> {
+    let rights = (libc::PROT_READ | libc::PROT_WRITE) as u64;
+    call(libc::SYS_mmap, [0, len, rights, libc::MAP_SHARED as u64, fd_of(fd), 0])
+}
+
+/// Maps a file as so many words. It is the maker's to see that the file is as long, and is never cut short.
+pub(crate) fn map_words(fd: i32, count: usize) -> Result<&'static [AtomicU64], Errno> {
+    let at = map(fd, count as u64 * 8)?;
+    // SAFETY: just mapped, as long as this, and never unmapped; atomics may be written by others at any time.
+    Ok(unsafe { std::slice::from_raw_parts(at as *const AtomicU64, count) })
+}
+
+/// Has a mapped file written to its device.
+pub(crate) fn msync(at: u64, len: u64) -> Result<(), Errno> {
+    call(libc::SYS_msync, [at, len, libc::MS_SYNC as u64]).map(|_| ())
+}
+
+/// A page that is zeros again in a forked child.
+pub(crate) fn wiped_page() -> Result<&'static [AtomicU64], Errno> {
+    const PAGE: u64 = 4096;
+    let rights = (libc::PROT_READ | libc::PROT_WRITE) as u64;
+    let kind = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
+    let at = call(libc::SYS_mmap, [0, PAGE, rights, kind, u64::MAX, 0])?;
+    call(libc::SYS_madvise, [at, PAGE, libc::MADV_WIPEONFORK as u64])?;
+    // SAFETY: a new page, which is never unmapped.
+    Ok(unsafe { std::slice::from_raw_parts(at as *const AtomicU64, 512) })
+}
+
+/// Copies what the program has written, and the kernel has just read. `false`: it is nobody's memory, as far as can be told.
+pub(crate) fn copy_in(from: u64, into: &mut [MaybeUninit<u8>]) -> bool {
+    if from.checked_add(into.len() as u64).is_none_or(|end| end >= 1 << 47) {
+        return false;
+    }
+    // SAFETY: the kernel has read this memory in the same call, so it is there; that another thread writes it meanwhile is seen as some mixture.
+    unsafe { std::ptr::copy_nonoverlapping(from as *const u8, into.as_mut_ptr().cast(), into.len()) };
+    true
+}
+
+/// Reads memory of the program's that need not be there.
+pub(crate) fn peek<const N: usize>(from: u64) -> Option<[u64; N]> {
+    let mut words = [0_u64; N];
+    let local = [words.as_mut_ptr() as u64, size_of_val(&words) as u64];
+    let remote = [from, size_of_val(&words) as u64];
+    let read =
+        call(libc::SYS_process_vm_readv, [process(), local.as_ptr() as u64, 1, remote.as_ptr() as u64, 1, 0]);
+    (read == Ok(size_of_val(&words) as u64)).then_some(words)
+}
+
+/// The address of a socket in the file system.
+#[derive(Clone, Copy)]
+pub(crate) struct Address(libc::sockaddr_un);
+
+impl Address {
+    /// `None`: the path is too long for a socket's.
+    pub(crate) fn new(path: &[u8]) -> Option<Self> {
+        // SAFETY: numbers only, for which zeros are values.
+        let mut address: libc::sockaddr_un = unsafe { zeroed() };
+        address.sun_family = libc::AF_UNIX as u16;
+        if path.is_empty() || path.len() >= address.sun_path.len() || path.contains(&0) {
+            return None;
+        }
+        for (to, from) in address.sun_path.iter_mut().zip(path) {
+            *to = from.cast_signed();
+        }
+        Some(Self(address))
+    }
+}
+
+impl std::fmt::Debug for Address {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Address")
+    }
+}
+
+/// A socket that is connected, until it is dropped. The program must not notice it: it is there for the length of one question.
+#[derive(Debug)]
+pub(crate) struct Socket(i32);
+
+impl Socket {
+    /// Connects; each of its calls waits no longer than that.
+    pub(crate) fn connect(address: &Address, milliseconds: u64) -> Result<Self, Errno> {
+        let kind = (libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC) as u64;
+        let socket = Self(call(libc::SYS_socket, [libc::AF_UNIX as u64, kind, 0])? as i32);
+        let time = [milliseconds / 1000, milliseconds % 1000 * 1000];
+        for option in [libc::SO_SNDTIMEO, libc::SO_RCVTIMEO] {
+            let level = libc::SOL_SOCKET as u64;
+            call(
+                libc::SYS_setsockopt,
+                [fd_of(socket.0), level, option as u64, time.as_ptr() as u64, size_of_val(&time) as u64],
+            )?;
+        }
+        let len = size_of::<libc::sockaddr_un>() as u64;
+        call(libc::SYS_connect, [fd_of(socket.0), (&raw const address.0) as u64, len])?;
+        Ok(socket)
+    }
+
+    pub(crate) fn send(&self, bytes: &[u8], fds: &[i32]) -> Result<(), Errno> {
+        send(self.0, bytes, fds)
+    }
+
+    pub(crate) fn receive(&self, into: &mut [u8]) -> Result<(usize, [i32; 2]), Errno> {
+        receive(self.0, into)
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        close(self.0);
+    }
+}
+
+/// The message that carries descriptors.
+#[repr(C)]
+struct Control {
+    len: usize,
+    level: i32,
+    kind: i32,
+    fds: [i32; 2],
+}
+
+const CONTROL_HEAD: usize = 16;
+
+/// Sends a message, with up to two descriptors.
+pub(crate) fn send(socket: i32, bytes: &[u8], fds: &[i32]) -> Result<(), Errno> {
+    let mut control = Control {
+        len: CONTROL_HEAD + size_of_val(fds),
+        level: libc::SOL_SOCKET,
+        kind: libc::SCM_RIGHTS,
+        fds: [-1; 2],
+    };
+    control.fds[..fds.len()].copy_from_slice(fds);
+    let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+    // SAFETY: numbers and pointers, for which zeros are values.
+    let mut message: libc::msghdr = unsafe { zeroed() };
+    message.msg_iov = &raw mut part;
+    message.msg_iovlen = 1;
+    if !fds.is_empty() {
+        message.msg_control = (&raw mut control).cast();
+        message.msg_controllen = size_of::<Control>();
+    }
+    let how = libc::MSG_NOSIGNAL as u64;
+    call(libc::SYS_sendmsg, [fd_of(socket), (&raw const message) as u64, how]).map(|_| ())
+}
+
+/// Receives a message: how long it is, and the descriptors that came with it, or -1.
+pub(crate) fn receive(socket: i32, into: &mut [u8]) -> Result<(usize, [i32; 2]), Errno> {
+    let mut control = Control { len: 0, level: 0, kind: 0, fds: [-1; 2] };
+    let mut part = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
+    // SAFETY: numbers and pointers, for which zeros are values.
+    let mut message: libc::msghdr = unsafe { zeroed() };
+    message.msg_iov = &raw mut part;
+    message.msg_iovlen = 1;
+    message.msg_control = (&raw mut control).cast();
+    message.msg_controllen = size_of::<Control>();
+    let how = libc::MSG_CMSG_CLOEXEC as u64;
+    let len = call(libc::SYS_recvmsg, [fd_of(socket), (&raw mut message) as u64, how])?;
+    let mut fds = [-1; 2];
+    let came = message.msg_controllen >= CONTROL_HEAD
+        && (control.level, control.kind) == (libc::SOL_SOCKET, libc::SCM_RIGHTS);
+    let count = if came { control.len.saturating_sub(CONTROL_HEAD) / size_of::<i32>() } else { 0 };
+    fds[..count.min(2)].copy_from_slice(&control.fds[..count.min(2)]);
+    Ok((len as usize, fds))
+}
+
+/// The same, for who keeps what came.
+pub(crate) fn receive_owned(socket: BorrowedFd<'_>, into: &mut [u8]) -> Result<(usize, Vec<OwnedFd>), Errno> {
+    let (len, fds) = receive(socket.as_raw_fd(), into)?;
+    // SAFETY: they have just come to us, and nobody else knows them.
+    let fds = fds.into_iter().filter(|fd| *fd >= 0).map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }).collect();
+    Ok((len, fds))
+}
+
+/// Bytes of the longest file handle.
+const HANDLE_MAX: usize = 128;
+
+/// The type and the bytes of a file's handle; empty where its file system has none.
+pub(crate) fn handle(fd: i32) -> (u32, Vec<u8>) {
+    #[repr(C)]
+    struct Handle {
+        len: u32,
+        kind: i32,
+        bytes: [u8; HANDLE_MAX],
+    }
+    let mut handle = Handle { len: HANDLE_MAX as u32, kind: 0, bytes: [0; HANDLE_MAX] };
+    let (mut mount, path) = (0_i32, c"".as_ptr() as u64);
+    let asked = call(
+        libc::SYS_name_to_handle_at,
+        [fd_of(fd), path, (&raw mut handle) as u64, (&raw mut mount) as u64, libc::AT_EMPTY_PATH as u64],
+    );
+    match asked {
+        Ok(_) => {
+            (handle.kind.cast_unsigned(), handle.bytes[..(handle.len as usize).min(HANDLE_MAX)].to_vec())
+        }
+        Err(_) => (0, Vec::new()),
+    }
+}

@@ -1,0 +1,194 @@
+//! `rem cache`: the daemon of a write cache, and what is asked of it.
+
+use std::os::fd::AsFd as _;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use remanence_cache_live::command;
+use remanence_cache_live::daemon::{Options, Paths, serve};
+use serde_json::Value;
+
+use crate::args::Size;
+use crate::fail::{Context as _, Fail};
+use crate::serving::{print_line, when_asked};
+use crate::signals::Stop;
+use crate::ui::{self, Mood};
+
+#[derive(clap::Args, Debug)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(clap::Subcommand, Debug)]
+enum Verb {
+    /// Own a log, and have what programs write into it synced into their files; `rem run` starts one where none is
+    Start(Start),
+    /// What a log has, who uses it, and which files are not absorbed
+    Status(Status),
+    /// Wait until all that is in a log now is in its files
+    Drain(Of),
+    /// Drain a log, close it, and end its daemon
+    Stop(Of),
+}
+
+/// Which log is meant.
+#[derive(clap::Args, Clone, Debug)]
+pub(super) struct Of {
+    /// The log's file, made if it is not there; `shm` is one in memory, which survives the death of any process, and no loss of power
+    #[arg(long, value_name = "FILE", default_value = "shm")]
+    log: PathBuf,
+}
+
+impl Of {
+    /// Where it is.
+    pub(super) fn path(&self) -> Result<PathBuf, Fail> {
+        if self.log == Path::new("shm") {
+            let user = rustix::process::geteuid().as_raw();
+            return Ok(format!("/dev/shm/remanence-cache-{user}.log").into());
+        }
+        std::path::absolute(&self.log).context(|| format!("the log {} has no place", self.log.display()))
+    }
+}
+
+/// How a daemon is started.
+#[derive(clap::Args, Clone, Debug)]
+pub(super) struct Start {
+    #[command(flatten)]
+    pub(super) of: Of,
+    /// Size of a log that is made
+    #[arg(long, value_name = "SIZE", default_value = "128M")]
+    pub(super) size: Size,
+    /// Cache only what is below one of these directories
+    #[arg(long, value_name = "PATH")]
+    pub(super) include: Vec<PathBuf>,
+    /// Cache nothing that is below one of these
+    #[arg(long, value_name = "PATH")]
+    pub(super) exclude: Vec<PathBuf>,
+}
+
+#[derive(clap::Args, Debug)]
+struct Status {
+    #[command(flatten)]
+    of: Of,
+    /// As JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Bytes that an entry takes.
+const ENTRY: u64 = 4096 + 64;
+
+pub(crate) fn run(args: &Args) -> Result<(), Fail> {
+    match &args.verb {
+        Verb::Start(args) => start(args),
+        Verb::Status(args) => status(args),
+        Verb::Drain(of) => asked(&of.path()?, "drained", command::drain),
+        Verb::Stop(of) => asked(&of.path()?, "closed", command::stop),
+    }
+}
+
+fn start(args: &Start) -> Result<(), Fail> {
+    let absolute = |paths: &[PathBuf]| -> Result<Vec<PathBuf>, Fail> {
+        let place = |path: &PathBuf| {
+            // As the kernel says the paths of open files.
+            std::fs::canonicalize(path).context(|| format!("{} is not there", path.display()))
+        };
+        paths.iter().map(place).collect()
+    };
+    let paths = Paths { include: absolute(&args.include)?, exclude: absolute(&args.exclude)? };
+    let entries = (args.size.0 / ENTRY).max(64);
+    let options = Options { log: args.of.path()?, entries, batch: None, paths };
+    let stop = Stop::listen()?;
+    let (ended, end) = UnixStream::pair().context(|| "a pair of sockets cannot be had".into())?;
+    when_asked(&stop, false, move || drop(end));
+    let ready = || {
+        // Who does not read it any more has the socket.
+        let _ = print_line("ready");
+    };
+    serve(&options, ended.as_fd(), ready).map_err(|why| Fail::new(why.to_string()))
+}
+
+fn asked(log: &Path, done: &str, ask: fn(&Path) -> std::io::Result<()>) -> Result<(), Fail> {
+    ask(log).map_err(|why| refused(log, &why))?;
+    ui::print(format!("{} is {done}", log.display()));
+    Ok(())
+}
+
+fn refused(log: &Path, why: &std::io::Error) -> Fail {
+    let log = log.display();
+    match why.kind() {
+        std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused => {
+            Fail::new(format!("no daemon has the log {log}: `rem cache start --log {log}` starts one"))
+        }
+        _ => Fail::new(format!("the daemon of {log} could not do it ({why}); `rem cache status` says more")),
+    }
+}
+
+/// How a daemon stands; `None` if there is none.
+pub(super) fn standing(log: &Path) -> Option<Value> {
+    serde_json::from_str(&command::status(log).ok()?).ok()
+}
+
+fn status(args: &Status) -> Result<(), Fail> {
+    let log = args.of.path()?;
+    let text = command::status(&log).map_err(|why| refused(&log, &why))?;
+    let status: Value =
+        serde_json::from_str(&text).context(|| "the daemon's answer cannot be read".into())?;
+    if args.json {
+        return ui::print_json(&status);
+    }
+    ui::heading(format!("{} ({})", log.display(), text_of(&status, "medium")));
+    let number = |name: &str| number_of(&status, name);
+    let mood = if status["failed"].is_null() { Mood::Good } else { Mood::Bad };
+    let failed = status["failed"].as_str().map_or(String::new(), |why| format!(": {why}"));
+    ui::line(mood, "state", format!("{}{failed}", text_of(&status, "state")));
+    ui::line(Mood::Note, "entries", format!("{} of {} in use", number("used"), number("entries")));
+    ui::line(Mood::Note, "programs", number("programs"));
+    tell(&status, &Value::Null);
+    Ok(())
+}
+
+fn text_of<'a>(status: &'a Value, name: &str) -> &'a str {
+    status[name].as_str().unwrap_or_default()
+}
+
+fn number_of(status: &Value, name: &str) -> u64 {
+    status[name].as_u64().unwrap_or_default()
+}
+
+/// What was counted since an earlier status, and which files are not absorbed.
+fn lines(status: &Value, since: &Value) -> Vec<(String, String)> {
+    let number = |name: &str| number_of(status, name).saturating_sub(number_of(since, name));
+    let mut lines = vec![
+        ("logged".to_owned(), format!("{} changes, {}", number("changes"), ui::bytes(number("bytes")))),
+        (
+            "syncs".to_owned(),
+            format!("{} absorbed, {} by the kernel", number("syncs_absorbed"), number("syncs_kernel")),
+        ),
+    ];
+    if number("waits") + number("refused") > 0 {
+        let text =
+            format!("{} waits for room, {} changes that found none", number("waits"), number("refused"));
+        lines.push(("log full".to_owned(), text));
+    }
+    for file in status["files"].as_array().into_iter().flatten() {
+        if let Some(why) = file["why"].as_str() {
+            lines.push(("not absorbed".to_owned(), format!("{}: {why}", text_of(file, "path"))));
+        }
+    }
+    lines
+}
+
+fn tell(status: &Value, since: &Value) {
+    for (name, text) in lines(status, since) {
+        ui::line(Mood::Note, &name, text);
+    }
+}
+
+/// The same on stderr, behind a program that has ended.
+pub(super) fn report(status: &Value, since: &Value) {
+    for (name, text) in lines(status, since) {
+        anstream::eprintln!("rem: {name}: {text}");
+    }
+}

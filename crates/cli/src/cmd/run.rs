@@ -1,0 +1,191 @@
+//! `rem run`: runs a program that knows nothing of us with its syncs absorbed by a log.
+//!
+//! The loader puts our library into it (`LD_PRELOAD`), and into what it executes. Without `--report` the program takes the place of this process, as
+//! under `rem verbs`.
+
+use std::ffi::{OsStr, OsString};
+use std::io::{BufRead as _, BufReader};
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use remanence_cache_live::daemon::socket_of;
+use remanence_intercept::{InspectError, Obstacle};
+use serde_json::Value;
+use signal_hook::consts::{SIGINT, SIGQUIT, SIGTERM};
+
+use super::cache::{self, Start};
+use crate::fail::{Context as _, Fail};
+
+#[derive(clap::Args, Debug)]
+#[command(after_help = "\
+Examples:
+  rem run -- sqlite3 app.db                      what survives a kill of everything but the kernel, as without rem
+  rem run --log /mnt/pmem/log -- sqlite3 app.db  durable when the log on persistent memory has it
+  rem run --log app.log --report -- sqlite3 app.db
+                                                 durable when a file that is written in one place has it; and what was done
+
+A sync waits for the log, and not for the files; the daemon, which is started if none has the log, has them synced behind it.
+What a log survives is what its medium does: `rem doctor DIRECTORY` says what that is. See docs/cache.md for what is absorbed.")]
+pub(crate) struct Args {
+    #[command(flatten)]
+    start: Start,
+    /// Say on stderr, when the program has ended, what was absorbed, and which files were not, and why
+    #[arg(long)]
+    report: bool,
+    /// The program and its arguments
+    #[arg(value_name = "COMMAND", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    command: Vec<OsString>,
+}
+
+/// The variable that names the library's file.
+const VARIABLE: &str = "REMANENCE_PRELOAD";
+const LIBRARY: &str = "libremanence_preload.so";
+
+pub(crate) fn run(args: &Args) -> Result<(), Fail> {
+    let library = library()?;
+    let program = find(&args.command[0])?;
+    let all = caught(&program)?;
+    let log = args.start.of.path()?;
+    let before = match cache::standing(&log) {
+        Some(standing) => standing,
+        None => started(&args.start, &log)?,
+    };
+    let mut command = Command::new(&args.command[0]);
+    command.args(&args.command[1..]);
+    let mut preload = library.into_os_string();
+    if let Some(more) = std::env::var_os("LD_PRELOAD").filter(|more| !more.is_empty()) {
+        preload.push(":");
+        preload.push(more);
+    }
+    command.env("LD_PRELOAD", preload).env("REMANENCE_CACHE", socket_of(&log));
+    if all {
+        command.env("REMANENCE_CACHE_SCOPE", "all");
+    }
+    let cannot = |why| Fail::new(format!("{} cannot be run ({why})", program.display())).with_status(126);
+    if !args.report {
+        return Err(cannot(command.exec()));
+    }
+    // They are the program's, which gets them too, and ends as it likes. It has none of these handlers.
+    for signal in [SIGINT, SIGQUIT, SIGTERM] {
+        signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)))
+            .context(|| "signals cannot be received".into())?;
+    }
+    let status = command.status().map_err(cannot)?;
+    match cache::standing(&log) {
+        Some(after) => cache::report(&after, &before),
+        None => anstream::eprintln!("rem: the daemon of {} does not answer any more", log.display()),
+    }
+    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1);
+    match u8::try_from(code) {
+        Ok(0) => Ok(()),
+        Ok(code) => {
+            Err(Fail::new(format!("{} has ended with status {code}", program.display())).with_status(code))
+        }
+        Err(_) => Err(Fail::new(format!("{} has ended with {status}", program.display()))),
+    }
+}
+
+/// The library: the one that `REMANENCE_PRELOAD` names, or where a build or an installation puts it.
+fn library() -> Result<PathBuf, Fail> {
+    let named = std::env::var_os(VARIABLE).filter(|named| !named.is_empty()).map(PathBuf::from);
+    let beside = std::env::current_exe().ok().and_then(|exe| exe.parent().map(Path::to_owned));
+    let places: Vec<PathBuf> = match (named, beside) {
+        (Some(named), _) => vec![std::path::absolute(&named).unwrap_or(named)],
+        (None, Some(beside)) => {
+            let installed = beside.parent().map(|prefix| prefix.join("lib/remanence").join(LIBRARY));
+            std::iter::once(beside.join(LIBRARY)).chain(installed).collect()
+        }
+        (None, None) => Vec::new(),
+    };
+    places.iter().find(|place| place.is_file()).cloned().ok_or_else(|| {
+        let tried: Vec<String> = places.iter().map(|place| place.display().to_string()).collect();
+        Fail::new(format!(
+            "the library is not at {}; build it with `cargo build --release -p remanence-preload`, or name it in {VARIABLE}",
+            tried.join(" or ")
+        ))
+    })
+}
+
+/// The file of a program, as the kernel and the shells look for it.
+fn find(name: &OsStr) -> Result<PathBuf, Fail> {
+    let path = Path::new(name);
+    let found = if path.components().count() > 1 {
+        path.is_file().then(|| path.to_owned())
+    } else {
+        let directories = std::env::var_os("PATH").unwrap_or_default();
+        std::env::split_paths(&directories).map(|directory| directory.join(name)).find(|file| file.is_file())
+    };
+    found.ok_or_else(|| {
+        let name = path.display();
+        Fail::new(format!("there is no program {name}; check its name, or give its path")).with_status(127)
+    })
+}
+
+/// Refuses a program whose calls would not be seen. Whether the calls of all its objects have to be hooked.
+fn caught(program: &Path) -> Result<bool, Fail> {
+    let mut file = program.to_owned();
+    for _ in 0..4 {
+        let report = match remanence_intercept::inspect(&file) {
+            Ok(report) => report,
+            Err(InspectError::Script(_, interpreter)) => {
+                let mut words = interpreter.split_ascii_whitespace();
+                let first = words.next().unwrap_or("/bin/sh");
+                let through = words.next().filter(|_| first.ends_with("/env"));
+                file = through.map_or_else(|| Ok(first.into()), |name| find(OsStr::new(name)))?;
+                continue;
+            }
+            Err(why) => return Err(Fail::new(why.to_string()).with_status(126)),
+        };
+        let obstacles = report.obstacles();
+        let gravest = obstacles.iter().find(|obstacle| match obstacle {
+            Obstacle::Static | Obstacle::Privileged | Obstacle::Go | Obstacle::Others(_) => true,
+            // A ring is refused to the program, and the sites of the program itself can be hooked.
+            Obstacle::IoUring | Obstacle::Own(_) | Obstacle::Unpatched(_) => false,
+        });
+        return match gravest {
+            Some(why) => {
+                Err(Fail::new(format!("{} cannot be run with its syncs absorbed: {why}", file.display()))
+                    .with_status(126))
+            }
+            None => Ok(!obstacles.is_empty()),
+        };
+    }
+    Err(Fail::new(format!("{} is a script of scripts", program.display())).with_status(126))
+}
+
+/// Starts a daemon that outlives this command, and says how it stands.
+fn started(start: &Start, log: &Path) -> Result<Value, Fail> {
+    let mut errors = log.as_os_str().to_owned();
+    errors.push(".err");
+    let errors = PathBuf::from(errors);
+    let told =
+        std::fs::File::create(&errors).context(|| format!("{} cannot be written", errors.display()))?;
+    let own = std::env::current_exe().context(|| "this program's file is not known".into())?;
+    // Through a shell, that ends at once: the daemon is not to be a child of the program.
+    let mut command = Command::new("/bin/sh");
+    command.args(["-c", "\"$@\" &", "sh"]).arg(own);
+    command.args(["cache", "start", "--size", &start.size.0.to_string(), "--log"]).arg(log);
+    for (option, paths) in [("--include", &start.include), ("--exclude", &start.exclude)] {
+        for path in paths {
+            command.arg(option).arg(path);
+        }
+    }
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(told).process_group(0);
+    let mut shell = command.spawn().context(|| "the daemon cannot be started".into())?;
+    let mut line = String::new();
+    if let Some(out) = shell.stdout.take() {
+        BufReader::new(out)
+            .read_line(&mut line)
+            .context(|| "the daemon does not say that it is ready".into())?;
+    }
+    shell.wait().context(|| "a shell does not end".into())?;
+    // Another one may have been quicker.
+    cache::standing(log).ok_or_else(|| {
+        let said = std::fs::read_to_string(&errors).unwrap_or_default();
+        let said = said.trim().strip_prefix("rem: ").unwrap_or(said.trim()).to_owned();
+        Fail::new(if said.is_empty() { format!("the daemon of {} has ended", log.display()) } else { said })
+    })
+}

@@ -1,0 +1,89 @@
+//! `rem run` and `rem cache`, with a daemon that the first one has started.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use crate::common::{Said, rem, run};
+
+/// The library, as this test's sources make it.
+fn library() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("below cargo's directory");
+        let status = Command::new(env!("CARGO"))
+            .args(["build", "--quiet", "--locked", "-p", "remanence-preload", "--lib", "--target-dir"])
+            .arg(target)
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .status();
+        assert!(status.expect("cargo runs").success(), "the library does not build");
+        target.join("debug/libremanence_preload.so")
+    })
+}
+
+/// A place on a disk, and a daemon that ends with it.
+struct Place(PathBuf);
+
+impl Place {
+    fn new(name: &str) -> Self {
+        let place = Path::new("/var/tmp").join(format!("remanence-run-{}-{name}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&place);
+        std::fs::create_dir_all(&place).expect("a directory");
+        Self(place)
+    }
+
+    fn rem(&self, arguments: &[&str]) -> Command {
+        let mut command = rem();
+        command.current_dir(&self.0).env("REMANENCE_PRELOAD", library()).args(arguments);
+        command
+    }
+
+    fn said(&self, arguments: &[&str]) -> Said {
+        run(&mut self.rem(arguments))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = self.rem(&["cache", "stop", "--log", "log"]).output();
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn a_program_is_run_with_its_syncs_absorbed_and_a_report() {
+    let place = Place::new("report");
+    let script = "echo a > f; sync f; echo b >> f; sync f; echo c >> f; sync f; echo d >> f; sync f; exit 7";
+    let said = place.said(&["run", "--log", "log", "--size", "8M", "--report", "--", "sh", "-c", script]);
+    assert_eq!(said.status, Some(7), "{}", said.stderr);
+    // On a machine that stood still meanwhile the file is old enough to be absorbed from its first sync on.
+    let counts = ["2 absorbed, 2 by the kernel", "3 absorbed, 1 by the kernel"];
+    assert!(counts.iter().any(|counts| said.stderr.contains(counts)), "{}", said.stderr);
+    // The second one finds the daemon that the first has started, and what it counted is not told again.
+    let said = place.said(&["run", "--log", "log", "--report", "--", "sh", "-c", "echo e >> f; sync f"]);
+    assert_eq!(said.status, Some(0), "{}", said.stderr);
+    assert!(said.stderr.contains("1 absorbed, 0 by the kernel"), "{}", said.stderr);
+    let status = place.said(&["cache", "status", "--log", "log", "--json"]).json();
+    assert_eq!(status["state"].as_str(), Some("serving"));
+    assert!(status["syncs_absorbed"].as_u64() >= Some(3));
+    place.said(&["cache", "drain", "--log", "log"]).good();
+    let status = place.said(&["cache", "status", "--log", "log", "--json"]).json();
+    assert_eq!(status["used"].as_u64(), Some(0));
+    place.said(&["cache", "stop", "--log", "log"]).good();
+    place.said(&["cache", "status", "--log", "log"]).bad("no daemon has the log");
+    assert_eq!(std::fs::read(place.0.join("f")).expect("it is there"), b"a\nb\nc\nd\ne\n");
+    // A log that was closed can be used again.
+    let said = place.said(&["run", "--log", "log", "--", "sh", "-c", "echo $REMANENCE_CACHE"]);
+    assert!(String::from_utf8(said.good()).expect("text").ends_with("/log.sock\n"));
+}
+
+#[test]
+fn what_cannot_be_caught_is_refused_before_it_starts() {
+    let place = Place::new("refused");
+    let said = place.said(&["run", "--log", "log", "--", "there-is-no-such-program"]);
+    assert_eq!(said.status, Some(127), "{}", said.stderr);
+    let said = place.said(&["run", "--log", "log", "--", "su", "--version"]);
+    assert_eq!(said.status, Some(126), "{}", said.stderr);
+    assert!(said.stderr.contains("set-user-ID"), "{}", said.stderr);
+    assert!(!place.0.join("log").exists(), "no daemon was started for it");
+}

@@ -1,0 +1,285 @@
+//! A cache in a directory of its own, programs under it, and what a recovery would make of its log.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::OnceLock;
+
+use remanence_cache::cleaner::Action;
+use remanence_cache::format::{self, Lost};
+use remanence_cache::op::Op;
+use remanence_cache::recovery::{Policy, Recovery, scan};
+use remanence_cache::table::Identity;
+use remanence_cache_live::command;
+
+/// The directory with the library and the programs, as this test's sources make them.
+fn built() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("below cargo's directory");
+        let status = Command::new(env!("CARGO"))
+            .args(["build", "--quiet", "--locked", "-p", "remanence-preload", "--lib", "--examples"])
+            .arg("--target-dir")
+            .arg(target)
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .status();
+        assert!(status.expect("cargo runs").success(), "the library does not build");
+        target.join("debug")
+    })
+}
+
+/// A program with a trap.
+pub(crate) fn traps() -> PathBuf {
+    built().join("examples/traps")
+}
+
+/// A directory with a log and its daemon, which goes with the test.
+pub(crate) struct Cache {
+    pub(crate) place: PathBuf,
+    daemon: Child,
+}
+
+impl Cache {
+    /// With a log beside the files, of which a batch has so many entries.
+    pub(crate) fn new(name: &str, batch: u64) -> Self {
+        // On a disk: of a tmpfs no sync is absorbed.
+        let place = Path::new("/var/tmp").join(format!("remanence-cache-{}-{name}", std::process::id()));
+        let _ = fs::remove_dir_all(&place);
+        fs::create_dir_all(&place).expect("a directory");
+        let daemon = Self::start(&place, batch).expect("a daemon");
+        Self { place, daemon }
+    }
+
+    fn start(place: &Path, batch: u64) -> Result<Child, String> {
+        let mut daemon = Command::new(built().join("examples/cached"))
+            .arg(place.join("log"))
+            .arg(batch.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the daemon starts");
+        let mut line = String::new();
+        let out = daemon.stdout.take().expect("piped");
+        BufReader::new(out).read_line(&mut line).expect("a line");
+        match line.as_str() {
+            "ready\n" => Ok(daemon),
+            _ => {
+                let output = daemon.wait_with_output().expect("it ends");
+                Err(String::from_utf8_lossy(&output.stderr).into_owned())
+            }
+        }
+    }
+
+    pub(crate) fn log(&self) -> PathBuf {
+        self.place.join("log")
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.place.join(name)
+    }
+
+    /// A program under the cache.
+    pub(crate) fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        let mut command = Command::new(program);
+        command.current_dir(&self.place);
+        command.env("LD_PRELOAD", built().join("libremanence_preload.so"));
+        command.env("REMANENCE_CACHE", self.place.join("log.sock"));
+        command
+    }
+
+    fn status(&self) -> String {
+        command::status(&self.log()).expect("the daemon answers")
+    }
+
+    /// A number of the whole cache.
+    pub(crate) fn counted(&self, name: &str) -> u64 {
+        number(&self.status(), name)
+    }
+
+    /// What the status says of a file; `None` if it is not known.
+    pub(crate) fn of(&self, name: &str) -> Option<String> {
+        let status = self.status();
+        let path = format!("{{\"path\":\"{}\"", self.path(name).display());
+        let from = status.find(&path)?;
+        status[from..].split_once('}').map(|(file, _)| file.to_owned())
+    }
+
+    /// A number of a file.
+    pub(crate) fn count(&self, name: &str, what: &str) -> u64 {
+        self.of(name).map_or(0, |file| number(&file, what))
+    }
+
+    pub(crate) fn drain(&self) {
+        command::drain(&self.log()).expect("it can be drained");
+    }
+
+    /// Ends the daemon well: nothing is left in the log.
+    pub(crate) fn stop(mut self) {
+        command::stop(&self.log()).expect("it can be stopped");
+        assert!(self.daemon.wait().expect("it ends").success());
+        let log = format::file_options().open(self.log()).expect("the log");
+        assert!(scan(&log, Lost::Unsynced).expect("a log").is_clean());
+    }
+
+    /// Kills the daemon.
+    pub(crate) fn kill_daemon(&mut self) {
+        self.daemon.kill().expect("it can be killed");
+        self.daemon.wait().expect("it was");
+    }
+
+    /// Starts another one, which may refuse in a sentence.
+    pub(crate) fn start_again(&mut self) -> Result<(), String> {
+        self.daemon = Self::start(&self.place, 64)?;
+        Ok(())
+    }
+
+    /// Copies of files, as they are now.
+    pub(crate) fn old(&self, names: &[&str]) -> Old {
+        let copy = |name: &&str| {
+            let path = self.path(name);
+            let inode = fs::metadata(&path).expect("it is there").ino();
+            (inode, (path.clone(), fs::read(path).expect("it can be read")))
+        };
+        Old(names.iter().map(copy).collect())
+    }
+}
+
+impl Drop for Cache {
+    fn drop(&mut self) {
+        let _ = self.daemon.kill();
+        let _ = self.daemon.wait();
+        if let Ok(log) = fs::metadata(self.log()) {
+            // What a daemon that was killed has left.
+            let _ = fs::remove_file(format!("/dev/shm/remanence-cache-{:x}-{:x}", log.dev(), log.ino()));
+        }
+        let _ = fs::remove_dir_all(&self.place);
+    }
+}
+
+fn number(text: &str, name: &str) -> u64 {
+    let name = format!("\"{name}\":");
+    let from = text.find(&name).unwrap_or_else(|| panic!("no {name} in {text}")) + name.len();
+    let digits = text[from..].chars().take_while(char::is_ascii_digit).collect::<String>();
+    digits.parse().expect("a number")
+}
+
+/// Files as they were, by their inodes.
+pub(crate) struct Old(BTreeMap<u64, (PathBuf, Vec<u8>)>);
+
+impl Old {
+    /// Replays a copy of the log onto them, as after the loss of the machine, and gives what each file is then.
+    pub(crate) fn replayed(&self, cache: &Cache) -> Vec<(PathBuf, Vec<u8>)> {
+        let copy = cache.path("log.copy");
+        fs::copy(cache.log(), &copy).expect("room");
+        let medium = format::file_options().open(&copy).expect("a log");
+        let found = scan(&medium, Lost::Unsynced).expect("a log");
+        assert_eq!((&found.damaged, &found.unsure), (&vec![], &vec![]));
+        let layout = found.layout;
+        let mut files = BTreeMap::new();
+        for (inode, (path, bytes)) in &self.0 {
+            let target = cache.path(&format!("replayed-{inode}"));
+            fs::write(&target, bytes).expect("room");
+            let file = File::options().read(true).write(true).open(&target).expect("it is there");
+            files.insert(*inode, (path.clone(), target, file));
+        }
+        let mut recovery = Recovery::begin(&medium, found, Policy::Hold).expect("it begins");
+        let mut payload = Vec::new();
+        while let Some((token, action)) = recovery.poll() {
+            if let Action::Apply { entry } = action {
+                recovery.payload(&medium, &entry, &mut payload).expect("it was whole");
+                let identity = Identity::read(&medium, &layout, entry.file).expect("a file");
+                if let (Some((_, _, file)), Some(op)) = (files.get(&identity.inode), entry.op(&payload)) {
+                    carry_out(file, &op);
+                }
+            }
+            recovery.done(token);
+        }
+        recovery.finish(&medium).expect("it ends");
+        drop(medium);
+        fs::remove_file(&copy).expect("it is there");
+        files
+            .into_values()
+            .map(|(path, target, _)| {
+                let bytes = fs::read(&target).expect("it can be read");
+                fs::remove_file(&target).expect("it is there");
+                (path, bytes)
+            })
+            .collect()
+    }
+
+    /// The log brings each of them to what it is now.
+    pub(crate) fn becomes_what_is_there(&self, cache: &Cache) {
+        for (path, bytes) in self.replayed(cache) {
+            let now = fs::read(&path).expect("it can be read");
+            let differs = now.iter().zip(&bytes).position(|(a, b)| a != b);
+            assert_eq!(
+                (now.len(), differs),
+                (bytes.len(), None),
+                "{} is not what the log makes of it",
+                path.display()
+            );
+        }
+    }
+}
+
+fn carry_out(file: &File, op: &Op<'_>) {
+    match *op {
+        Op::Write { offset, bytes, .. } => file.write_all_at(bytes, offset).expect("room"),
+        Op::Truncate { len, .. } => file.set_len(len).expect("a file"),
+        Op::Allocate { mode, offset, len, .. } => {
+            let mode = rustix::fs::FallocateFlags::from_bits_retain(mode);
+            rustix::fs::fallocate(file, mode, offset, len).expect("room");
+        }
+        _ => panic!("no names are logged: {op:?}"),
+    }
+}
+
+/// A program that is talked to.
+pub(crate) struct Talk {
+    pub(crate) child: Child,
+    to: Option<ChildStdin>,
+    from: BufReader<ChildStdout>,
+}
+
+impl Talk {
+    pub(crate) fn with(command: &mut Command) -> Self {
+        let mut child =
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("the program starts");
+        let (to, from) = (child.stdin.take(), child.stdout.take().expect("piped"));
+        Self { child, to, from: BufReader::new(from) }
+    }
+
+    pub(crate) fn say(&mut self, text: &str) {
+        let to = self.to.as_mut().expect("it listens");
+        to.write_all(text.as_bytes()).and_then(|()| to.flush()).expect("it listens");
+    }
+
+    /// The next line; `None` at the end.
+    pub(crate) fn line(&mut self) -> Option<String> {
+        let mut line = String::new();
+        let len = self.from.read_line(&mut line).expect("text");
+        (len > 0 && line.ends_with('\n')).then(|| line.trim_end().to_owned())
+    }
+
+    /// Everything up to a line.
+    pub(crate) fn until(&mut self, word: &str) -> Vec<String> {
+        let mut lines = Vec::new();
+        loop {
+            let line = self.line().unwrap_or_else(|| panic!("it ends before it says {word}: {lines:?}"));
+            if line == word {
+                return lines;
+            }
+            lines.push(line);
+        }
+    }
+
+    /// Nothing more is said to it, and it ends well.
+    pub(crate) fn end(mut self) {
+        drop(self.to.take());
+        assert!(self.child.wait().expect("it ends").success());
+    }
+}

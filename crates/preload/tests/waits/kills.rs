@@ -1,0 +1,83 @@
+//! Programs and the daemon are killed wherever they are: what was acknowledged is there.
+
+use std::fs;
+
+use crate::cache::{Cache, Talk, traps};
+
+const NEVER: u64 = 3000;
+
+/// Bytes of a record of `traps forever`.
+const RECORD: usize = 600;
+
+/// The highest number that a program has said before it ended.
+fn acknowledged(program: &mut Talk) -> u64 {
+    std::iter::from_fn(|| program.line()).last().map_or(0, |line| line.parse().expect("a number"))
+}
+
+/// Each record of a run is there, whole, up to one.
+fn has_records(bytes: &[u8], run: u64, upto: u64) {
+    for n in 0..=upto {
+        let record = &bytes[n as usize * RECORD..][..RECORD];
+        let whole = record.chunks(8).all(|word| word == (run << 32 | n).to_le_bytes());
+        assert!(whole, "record {n} of {upto} in run {run}");
+    }
+}
+
+fn records(program: &mut Talk, count: usize) {
+    program.say(&".".repeat(count));
+    for _ in 0..count {
+        program.line().expect("it goes on");
+    }
+}
+
+#[test]
+fn a_program_that_is_killed_has_lost_nothing_that_it_said() {
+    let cache = Cache::new("killed", NEVER);
+    fs::write(cache.path("file"), []).expect("room");
+    // While somebody is there, nothing is carried out by itself.
+    let other = Talk::with(&mut cache.command("cat"));
+    for run in 0..12 {
+        let mut program = Talk::with(cache.command(traps()).args(["forever", "file", &run.to_string()]));
+        // Enough for its syncs to be absorbed.
+        records(&mut program, 6);
+        let absorbed = cache.count("file", "absorbed");
+        let old = cache.old(&["file"]);
+        program.say(&".".repeat(100));
+        for _ in 0..1 + run * 4 {
+            program.line().expect("it goes on");
+        }
+        // Wherever it is then.
+        program.child.kill().expect("it can be killed");
+        let upto = acknowledged(&mut program);
+        program.child.wait().expect("it was");
+        has_records(&fs::read(cache.path("file")).expect("it is there"), run, upto);
+        for (_, bytes) in old.replayed(&cache) {
+            has_records(&bytes, run, upto);
+        }
+        assert!(cache.count("file", "absorbed") > absorbed);
+    }
+    other.end();
+    cache.stop();
+}
+
+#[test]
+fn a_program_goes_on_when_the_daemon_was_killed() {
+    let mut cache = Cache::new("daemon", NEVER);
+    fs::write(cache.path("file"), []).expect("room");
+    let mut program = Talk::with(cache.command(traps()).args(["forever", "file", "1"]));
+    records(&mut program, 20);
+    assert!(cache.count("file", "absorbed") > 0);
+    let old = cache.old(&["file"]);
+    cache.kill_daemon();
+    records(&mut program, 200);
+    old.becomes_what_is_there(&cache);
+    // Another one finds what the first has left, and keeps the program from adding to it.
+    let refused = cache.start_again().expect_err("the log is dirty");
+    assert!(refused.contains("recover it first"), "{refused}");
+    let before = old.replayed(&cache);
+    records(&mut program, 200);
+    assert_eq!(old.replayed(&cache), before, "its syncs are the kernel's");
+    program.child.kill().expect("it can be killed");
+    program.child.wait().expect("it was");
+    has_records(&fs::read(cache.path("file")).expect("it is there"), 1, 419);
+}

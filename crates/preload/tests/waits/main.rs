@@ -1,0 +1,6 @@
+//! Real programs under a real daemon: what an absorbed sync promised is in the log.
+
+mod cache;
+mod kills;
+mod programs;
+mod traps;
