@@ -14,6 +14,7 @@
 //! | [`table`] | which file a number means |
 //! | [`cleaner`] | carries entries out in batches |
 //! | [`recovery`] | what counts after a crash, and how it comes into its files |
+//! | [`foreign`] | which pages of a file that somebody else has changed are replayed |
 //!
 //! # Which failure each promise survives
 //!
@@ -29,7 +30,7 @@
 //! cannot be told from what the crash tore, and is listed as unsure.
 //!
 //! ```
-//! use remanence_cache::entry::Owner;
+//! use remanence_cache::entry::{Mtime, Owner};
 //! use remanence_cache::format::{self, Geometry, Lost, Promise};
 //! use remanence_cache::log::Log;
 //! use remanence_cache::op::Op;
@@ -48,7 +49,8 @@
 //! let file = files.register(&identity, log.tail())?;
 //!
 //! let owner = Owner::new(1);
-//! let end = log.append(owner, &Op::Write { file, offset: 0, bytes: b"a row" })?;
+//! let written = Mtime(1_700_000_000_000_000_000); // as the file says after its `write`
+//! let end = log.append(owner, &Op::Write { file, offset: 0, bytes: b"a row" }, written)?;
 //! log.persist_up_to(owner, end)?; // from here on the row survives
 //!
 //! let found = remanence_cache::recovery::scan(&medium, Lost::Unsynced)?;
@@ -59,6 +61,7 @@
 
 pub mod cleaner;
 pub mod entry;
+pub mod foreign;
 pub mod format;
 pub mod log;
 pub mod op;

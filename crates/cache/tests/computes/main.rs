@@ -5,5 +5,7 @@ mod cleaner;
 mod crash;
 mod damage;
 mod files;
+mod foreign;
 mod hostile;
 mod log;
+mod through;
