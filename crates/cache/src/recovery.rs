@@ -375,6 +375,13 @@ pub enum Made {
 }
 
 impl Names {
+    /// The names that a file has in the end.
+    #[must_use]
+    pub fn wanted(&self, file: FileId) -> Vec<(FileId, Vec<u8>)> {
+        let wanted = self.means.iter().filter(|(_, means)| **means == Some(file));
+        wanted.map(|(name, _)| name.clone()).collect()
+    }
+
     fn change(&mut self, op: &Op<'_>, when: Mtime) {
         for (name, means) in op.meanings().into_iter().flatten() {
             let name = (name.directory, name.name.to_vec());
