@@ -276,7 +276,6 @@ pub fn identity(path: &std::path::Path) -> io::Result<Identity> {
         )
     } == 0;
     let len = if has_handle { handle[0] as usize } else { 0 };
-    #[expect(clippy::host_endian_bytes, reason = "they are bytes of memory, in no order of their own")]
     let bytes: Vec<u8> = handle[2..].iter().flat_map(|word| word.to_ne_bytes()).take(len).collect();
     Ok(Identity {
         device: about.device,
