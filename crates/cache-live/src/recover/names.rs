@@ -51,6 +51,8 @@ pub(super) struct Namer<'b, 'a, M, F: Files> {
     pub(super) told: Vec<Name>,
     /// What this or an earlier recovery has made.
     pub(super) made: BTreeSet<FileId>,
+    /// Files that did not get a name which they were to get.
+    left: BTreeSet<FileId>,
     changed: Changed<F::Node>,
     depth: u32,
 }
@@ -58,7 +60,16 @@ pub(super) struct Namer<'b, 'a, M, F: Files> {
 impl<'b, 'a, M: Medium, F: Files> Namer<'b, 'a, M, F> {
     pub(super) fn new(finder: &'b mut Finder<'a, M, F>, names: &'b Names, dry: bool) -> Self {
         let changed = Changed(BTreeMap::new());
-        Self { finder, names, dry, told: Vec::new(), made: BTreeSet::new(), changed, depth: 0 }
+        Self {
+            finder,
+            names,
+            dry,
+            told: Vec::new(),
+            made: BTreeSet::new(),
+            left: BTreeSet::new(),
+            changed,
+            depth: 0,
+        }
     }
 
     pub(super) fn run(&mut self) -> Result<(), Error> {
@@ -67,6 +78,7 @@ impl<'b, 'a, M: Medium, F: Files> Namer<'b, 'a, M, F> {
         for ((directory, name), means) in &names.means {
             let shown = self.finder.shown_name(*directory, name);
             if !is_name(name) {
+                self.left.extend(means);
                 self.tell(shown, NameState::Left("no directory can have such a name"));
             } else if let Some(file) = *means {
                 needs.extend(self.need(*directory, name, file, shown)?);
@@ -107,6 +119,12 @@ impl<'b, 'a, M: Medium, F: Files> Namer<'b, 'a, M, F> {
         self.changed.sync(self.finder.files)
     }
 
+    /// A file does not get a name: then it keeps those that it has.
+    fn leave(&mut self, file: FileId, name: String, state: NameState) {
+        self.left.insert(file);
+        self.tell(name, state);
+    }
+
     fn tell(&mut self, name: String, state: NameState) {
         self.told.push(Name { name, state });
     }
@@ -128,7 +146,7 @@ impl<'b, 'a, M: Medium, F: Files> Namer<'b, 'a, M, F> {
         }
         let Some(directory) = self.have(directory)?.filter(|found| found.about.kind == Kind::Directory)
         else {
-            self.tell(shown, NameState::Left("its directory is not found"));
+            self.leave(file, shown, NameState::Left("its directory is not found"));
             return Ok(None);
         };
         let there = self.finder.there(&directory.node, name).map_err(bad(&shown))?;
@@ -142,7 +160,7 @@ impl<'b, 'a, M: Medium, F: Files> Namer<'b, 'a, M, F> {
             return Ok(None);
         }
         if found.is_none() && !self.is_made(file) {
-            self.tell(shown, NameState::Left("the file that had it is not found"));
+            self.leave(file, shown, NameState::Left("the file that had it is not found"));
             return Ok(None);
         }
         if let Some(there) = &there {
@@ -150,7 +168,7 @@ impl<'b, 'a, M: Medium, F: Files> Namer<'b, 'a, M, F> {
             if !self.finder.had(&there.about, &place)
                 && (when == Mtime::UNKNOWN || there.about.changed > when.0)
             {
-                self.tell(shown, NameState::Left("somebody has given it to another file since"));
+                self.leave(file, shown, NameState::Left("somebody has given it to another file since"));
                 return Ok(None);
             }
         }
@@ -160,7 +178,11 @@ impl<'b, 'a, M: Medium, F: Files> Namer<'b, 'a, M, F> {
         }
         let Some(found) = found else { return Ok(None) };
         let Some(place) = found.place.clone() else {
-            self.tell(shown, NameState::Left("its file is found by its handle only, and not by a name"));
+            self.leave(
+                file,
+                shown,
+                NameState::Left("its file is found by its handle only, and not by a name"),
+            );
             return Ok(None);
         };
         let for_now = self.finder.for_now(file, false);
@@ -223,6 +245,12 @@ impl<'b, 'a, M: Medium, F: Files> Namer<'b, 'a, M, F> {
         };
         if !self.finder.had(&there.about, &place) {
             self.tell(shown, NameState::Left("a file has it that the log does not know by it"));
+            return Ok(());
+        }
+        let is_it = |(_, known): &(FileId, &Found<F::Node>)| known.about.is_same(&there.about);
+        let keeps = self.finder.all().filter(is_it).any(|(file, _)| self.left.contains(&file));
+        if keeps {
+            self.tell(shown, NameState::Left("the name that its file is to have instead is taken"));
             return Ok(());
         }
         if !self.dry {

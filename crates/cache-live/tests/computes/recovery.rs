@@ -366,26 +366,38 @@ fn what_is_due_to_a_file_that_is_not_found_stays_in_the_log_or_is_set_aside() {
     assert_eq!(disk.tree()[&b"/data/aside/a.rem-recovered"[..]].1, b"lost");
 }
 
+/// Always the last answer: names that were not synced are lost, and bytes are there.
+struct Last;
+
+impl Choices for Last {
+    fn pick(&mut self, options: usize) -> usize {
+        options - 1
+    }
+}
+
 #[test]
 fn a_name_that_somebody_else_gave_since_is_left_alone() {
-    let mut program = Program::new();
-    let file = program.create(DATA, "a", "/data/a");
-    program.write(file, 0, b"ours");
-    program.disk.sync(&DATA).unwrap();
-    program.disk.sync(&file).unwrap();
-    program.rename((DATA, "a"), (DATA, "b"));
-    program.sync();
-    let (disk, image) = program.crash(&mut EveryWay::new());
-    let is_renamed = disk.named(&DATA, b"b").unwrap().is_some();
-    disk.wait(GRACE);
-    let free = if is_renamed { b"a" } else { b"b" };
-    disk.make(&DATA, free, &Made::Node { mode: 0o100_644 }).unwrap();
-    let theirs = disk.named(&DATA, free).unwrap();
-    let report = recovered(&image, &disk).unwrap();
-    assert_eq!(disk.named(&DATA, free).unwrap(), theirs);
-    assert!(report.names.iter().any(|name| matches!(name.state, NameState::Left(_))), "{report:?}");
-    let is_there = disk.tree().values().any(|(_, bytes, _)| bytes == b"ours");
-    assert!(is_there, "its last name is never taken");
+    for is_renamed in [true, false] {
+        let mut program = Program::new();
+        let file = program.create(DATA, "a", "/data/a");
+        program.write(file, 0, b"ours");
+        program.disk.sync(&DATA).unwrap();
+        program.disk.sync(&file).unwrap();
+        program.rename((DATA, "a"), (DATA, "b"));
+        program.sync();
+        let (disk, image) =
+            if is_renamed { program.crash(&mut EveryWay::new()) } else { program.crash(&mut Last) };
+        assert_eq!(disk.named(&DATA, b"b").unwrap().is_some(), is_renamed);
+        disk.wait(GRACE);
+        let free = if is_renamed { b"a" } else { b"b" };
+        disk.make(&DATA, free, &Made::Node { mode: 0o100_644 }).unwrap();
+        let theirs = disk.named(&DATA, free).unwrap();
+        let report = recovered(&image, &disk).unwrap();
+        assert_eq!(disk.named(&DATA, free).unwrap(), theirs);
+        assert!(report.names.iter().any(|name| matches!(name.state, NameState::Left(_))), "{report:?}");
+        let is_there = disk.tree().values().any(|(_, bytes, _)| bytes == b"ours");
+        assert!(is_there, "its last name is never taken: {report:?}");
+    }
 }
 
 #[test]
