@@ -2,6 +2,7 @@
 
 mod bench;
 mod blob;
+mod cache;
 mod check;
 mod demo;
 mod doctor;
@@ -37,6 +38,8 @@ pub(crate) enum Command {
     Log(log::Args),
     /// A key-value store in remote memory, read one-sidedly
     Kv(kv::Args),
+    /// The write cache: what its log has, and recovery after a crash
+    Cache(cache::Args),
     /// Latency of one operation to a server
     Ping(ping::Args),
     /// Latency and bandwidth of the operations to a server
@@ -67,6 +70,7 @@ impl Command {
             Self::Blob(args) => blob::run(&args),
             Self::Log(args) => log::run(&args),
             Self::Kv(args) => kv::run(&args),
+            Self::Cache(args) => cache::run(&args),
             Self::Ping(args) => ping::run(&args),
             Self::Perf(args) => perf::run(&args),
             Self::Sim(args) => sim::run(&args),

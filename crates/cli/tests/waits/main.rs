@@ -8,6 +8,7 @@ mod load;
 
 mod bench_ends;
 mod benches;
+mod cache_recovery;
 mod commands;
 mod demo;
 mod exposure;
