@@ -12,7 +12,7 @@ use remanence_cache::table::Identity;
 pub enum Kind {
     /// A regular file.
     File,
-    /// A directory.
+    /// A directory, which has names.
     Directory,
     /// A symbolic link, which nobody follows.
     Symlink,
@@ -102,7 +102,7 @@ pub trait Files {
     /// It cannot be read.
     fn read(&self, node: &Self::Node, offset: u64, into: &mut [u8]) -> io::Result<usize>;
 
-    /// Writes bytes.
+    /// Writes bytes, all of them.
     ///
     /// # Errors
     /// Some were not written.
