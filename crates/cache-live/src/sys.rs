@@ -8,6 +8,7 @@ use std::mem::{MaybeUninit, size_of, size_of_val, zeroed};
 use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::sync::atomic::AtomicU64;
 
+use remanence_cache::entry::Mtime;
 use remanence_intercept::{Syscall, raw};
 
 use crate::segment::Key;
@@ -45,6 +46,8 @@ pub(crate) struct Stat {
     pub(crate) size: u64,
     /// When its content or its attributes changed, in nanoseconds since 1970. No call can set it.
     pub(crate) changed: u64,
+    /// When its content changed, as a recovery will find it.
+    pub(crate) modified: Mtime,
 }
 
 impl Stat {
@@ -72,6 +75,7 @@ impl Stat {
             links: found.stx_nlink,
             size: found.stx_size,
             changed: nanoseconds(found.stx_ctime),
+            modified: Mtime(nanoseconds(found.stx_mtime)),
         })
     }
 

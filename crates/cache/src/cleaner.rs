@@ -154,7 +154,7 @@ impl Work {
     }
 
     fn is_nothing(&self) -> bool {
-        matches!(self.entry.kind, Kind::Hole | Kind::Mark)
+        matches!(self.entry.kind, Kind::Hole | Kind::Mark | Kind::Settled)
     }
 }
 
@@ -261,7 +261,7 @@ impl Cleaner {
         if let Some(op) = op {
             files.extend(op.directories().into_iter().flatten());
             // A name is its directory's: what it means need not be synced for it, nor even be there any more.
-            if op.span().is_some() || matches!(op, Op::Create { .. }) {
+            if op.span().is_some_and(|(from, to)| from < to) || matches!(op, Op::Create { .. }) {
                 files.push(op.file());
             }
         }

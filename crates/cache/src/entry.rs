@@ -4,15 +4,15 @@
 //!  0  commit   u64  stored last: index, check bits, and whether all behind it was durable before
 //!  8  index    u64
 //! 16  claim    u64  who reserved it: the lap's low bits, entries of the group, the owner
-//! 24  durable  u64  entries below were known to be durable when this one was written
+//! 24  mtime    u64  when the file's bytes were last changed, as it said after the call; nanoseconds since 1970
 //! 32  offset   u64  of these bytes in their file
 //! 40  file     u32
-//! 44  length   u32  bytes of data in this entry's slot
+//! 44  length   u24  bytes of data in this entry's slot
+//! 47  kind     u8
 //! 48  data     u32  CRC-32 of salt, index and data
 //! 52  back     u16  how many entries before this one its group begins
 //! 54  count    u16  entries of the group
-//! 56  kind     u16
-//! 58  zeros    u16
+//! 56  durable  u32  all but so many of the entries below were known to be durable when this one was written; all ones: not known
 //! 60  crc      u32  CRC-32 of salt and all but the commit word
 //! ```
 //! Neither word need ever be reset, as both say which lap they are of. The check bits tell a commit word of an earlier lap, which is no
@@ -23,6 +23,10 @@
 pub(crate) const HEADER_LEN: usize = 64;
 /// Where the claim lies in it.
 pub(crate) const CLAIM: u64 = 16;
+/// Where the length of its data lies in it, in three bytes; the kind is in the fourth.
+pub(crate) const LENGTH: usize = 44;
+/// No slot is as long.
+pub(crate) const LENGTH_MAX: u32 = (1 << 24) - 1;
 /// No index is as high: a million entries a second come there after nine years.
 pub const INDEX_MAX: u64 = 1 << 48;
 /// The most entries of a group.
@@ -50,6 +54,15 @@ impl Owner {
     pub const fn number(self) -> u32 {
         self.0
     }
+}
+
+/// When the bytes of a file were last changed, in nanoseconds since 1970, as the file itself says; of a change of names, when it was logged.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Mtime(pub u64);
+
+impl Mtime {
+    /// It is not known: of a file that only the cleaner writes, which has no say then in whether somebody else did.
+    pub const UNKNOWN: Self = Self(0);
 }
 
 /// What a claim says.
@@ -133,17 +146,20 @@ pub enum Kind {
     Write,
     /// Another change of a file, or of names: its payload says which.
     Change,
+    /// Nothing of its file below its offset, which is an index, is due any more.
+    Settled,
 }
 
 impl Kind {
-    const ALL: [Self; 4] = [Self::Hole, Self::Mark, Self::Write, Self::Change];
+    const ALL: [Self; 5] = [Self::Hole, Self::Mark, Self::Write, Self::Change, Self::Settled];
 
-    const fn code(self) -> u16 {
+    const fn code(self) -> u8 {
         match self {
             Self::Hole => 1,
             Self::Mark => 2,
             Self::Write => 3,
             Self::Change => 4,
+            Self::Settled => 5,
         }
     }
 }
@@ -153,7 +169,9 @@ impl Kind {
 pub(crate) struct Header {
     pub(crate) index: u64,
     pub(crate) claim: u64,
+    /// Entries below were known to be durable; 0 where none is known.
     pub(crate) durable: u64,
+    pub(crate) mtime: Mtime,
     pub(crate) offset: u64,
     pub(crate) file: u32,
     pub(crate) length: u32,
@@ -170,14 +188,16 @@ impl Header {
         let mut put = |at: usize, bytes: &[u8]| line[at..at + bytes.len()].copy_from_slice(bytes);
         put(8, &self.index.to_le_bytes());
         put(16, &self.claim.to_le_bytes());
-        put(24, &self.durable.to_le_bytes());
+        put(24, &self.mtime.0.to_le_bytes());
         put(32, &self.offset.to_le_bytes());
         put(40, &self.file.to_le_bytes());
-        put(44, &self.length.to_le_bytes());
+        put(LENGTH, &(self.length | u32::from(self.kind.code()) << 24).to_le_bytes());
         put(48, &self.data.to_le_bytes());
         put(52, &self.back.to_le_bytes());
         put(54, &self.count.to_le_bytes());
-        put(56, &self.kind.code().to_le_bytes());
+        // A sync may have gone past this entry before it was written; of what is above it, it says nothing.
+        let behind = self.index.saturating_sub(self.durable);
+        put(56, &u32::try_from(behind).unwrap_or(u32::MAX).to_le_bytes());
         let crc = checksum(salt, &line[8..60]);
         line[60..].copy_from_slice(&crc.to_le_bytes());
         line
@@ -191,7 +211,7 @@ impl Header {
         if u32_at(60) != checksum(salt, &line[8..60]) || u64_at(8) != index {
             return None;
         }
-        let kind = Kind::ALL.into_iter().find(|kind| kind.code() == u16_at(56))?;
+        let kind = Kind::ALL.into_iter().find(|kind| kind.code() == line[LENGTH + 3])?;
         let (back, count) = (u16_at(52), u16_at(54));
         if back >= count {
             return None;
@@ -199,10 +219,11 @@ impl Header {
         Some(Self {
             index,
             claim: u64_at(16),
-            durable: u64_at(24),
+            durable: if u32_at(56) == u32::MAX { 0 } else { index.saturating_sub(u32_at(56).into()) },
+            mtime: Mtime(u64_at(24)),
             offset: u64_at(32),
             file: u32_at(40),
-            length: u32_at(44),
+            length: u32_at(LENGTH) & LENGTH_MAX,
             data: u32_at(48),
             back,
             count,
@@ -260,6 +281,7 @@ mod tests {
             index: 24,
             claim: 5,
             durable: 8,
+            mtime: Mtime(1 << 60),
             offset: 1 << 40,
             file: 3,
             length: 64,
@@ -276,6 +298,33 @@ mod tests {
             let mut line = line;
             line[bit / 8] ^= 1 << (bit % 8);
             assert_eq!(Header::parse(&line, 7, 24), None, "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn what_was_durable_is_never_said_to_be_more_than_it_was() {
+        let index = 1 << 40;
+        let header = |durable| Header {
+            index,
+            claim: 0,
+            durable,
+            mtime: Mtime::UNKNOWN,
+            offset: 0,
+            file: 0,
+            length: 1 << 20,
+            data: 0,
+            back: 0,
+            count: 1,
+            kind: Kind::Settled,
+        };
+        for (durable, said) in [
+            (index - 5, index - 5),
+            (index + 5, index),
+            (index - (1 << 33), 0),
+            (index - u64::from(u32::MAX), 0),
+        ] {
+            let parsed = Header::parse(&header(durable).emit(7), 7, index).expect("it is whole");
+            assert_eq!((parsed.durable, parsed.length, parsed.kind), (said, 1 << 20, Kind::Settled));
         }
     }
 }

@@ -27,7 +27,7 @@ const ROOT: RootFormat = RootFormat::pages(ROOT_AT, ROOT_TAG);
 /// Bytes before the payload of a root record in two pages.
 const ROOT_HEADER: usize = ROOT.framing.header;
 /// So many files are named one by one in the root record; more are held as all are.
-const HELD_MAX: usize = 900;
+const HELD_MAX: usize = 450;
 
 /// What tells a log from all else.
 pub const FORMAT: Format = Format {
@@ -267,6 +267,24 @@ impl Held {
             Self::All => true,
         }
     }
+
+    fn emit(&self, out: &mut Writer) {
+        let files = match self {
+            Self::Files(files) if files.len() <= HELD_MAX => &files[..],
+            _ => &[],
+        };
+        let all = matches!(self, Self::All) || files.is_empty() && !self.is_nothing();
+        out.u8(u8::from(all));
+        out.u32_le(files.len() as u32);
+        files.iter().for_each(|file| out.u32_le(file.0));
+    }
+
+    fn parse(bytes: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let all = bytes.bool()?;
+        let count = bytes.u32_le()? as usize;
+        let files = bytes.many(count, 4, |bytes| bytes.u32_le().map(FileId))?;
+        Ok(if all { Self::All } else { Self::Files(files) })
+    }
 }
 
 /// What a recovery has decided, before it changed any file.
@@ -278,6 +296,8 @@ pub struct Seal {
     pub lost: Lost,
     /// The only files of which entries are still due. All, until a recovery has come to its end.
     pub due: Held,
+    /// Files that others had changed when a recovery began; `None` until one has looked. It is decided once, as a recovery changes files itself.
+    pub foreign: Option<Held>,
 }
 
 /// The root record.
@@ -309,14 +329,11 @@ impl Record {
         if let Some(seal) = &self.seal {
             out.u64_le(seal.end);
             out.u8(u8::from(seal.lost == Lost::Unsynced));
-            let files = match &seal.due {
-                Held::Files(files) if files.len() <= HELD_MAX => &files[..],
-                _ => &[],
-            };
-            let all = matches!(&seal.due, Held::All) || files.is_empty() && !seal.due.is_nothing();
-            out.u8(u8::from(all));
-            out.u32_le(files.len() as u32);
-            files.iter().for_each(|file| out.u32_le(file.0));
+            seal.due.emit(&mut out);
+            out.u8(u8::from(seal.foreign.is_some()));
+            if let Some(foreign) = &seal.foreign {
+                foreign.emit(&mut out);
+            }
         }
         out.finish().expect("the root record fits its page")
     }
@@ -329,10 +346,9 @@ impl Record {
         let seal = if bytes.bool()? {
             let end = bytes.u64_le()?;
             let lost = if bytes.bool()? { Lost::Unsynced } else { Lost::Nothing };
-            let all = bytes.bool()?;
-            let count = bytes.u32_le()? as usize;
-            let files = bytes.many(count, 4, |bytes| bytes.u32_le().map(FileId))?;
-            Some(Seal { end, lost, due: if all { Held::All } else { Held::Files(files) } })
+            let due = Held::parse(&mut bytes)?;
+            let foreign = if bytes.bool()? { Some(Held::parse(&mut bytes)?) } else { None };
+            Some(Seal { end, lost, due, foreign })
         } else {
             None
         };

@@ -16,6 +16,7 @@
 //! | [`recovery`] | what counts after a crash, and how it comes into its files |
 //! | [`reads`] | the cache in memory over the log: hits, and misses that the log's entries patch |
 //! | [`pages`] | NVPages: pages in persistent memory with a redo log, in the log's place |
+//! | [`foreign`] | which pages of a file that somebody else has changed are replayed |
 //!
 //! # Which failure each promise survives
 //!
@@ -31,7 +32,7 @@
 //! cannot be told from what the crash tore, and is listed as unsure.
 //!
 //! ```
-//! use remanence_cache::entry::Owner;
+//! use remanence_cache::entry::{Mtime, Owner};
 //! use remanence_cache::format::{self, Geometry, Lost, Promise};
 //! use remanence_cache::log::Log;
 //! use remanence_cache::op::Op;
@@ -50,7 +51,8 @@
 //! let file = files.register(&identity, log.tail())?;
 //!
 //! let owner = Owner::new(1);
-//! let end = log.append(owner, &Op::Write { file, offset: 0, bytes: b"a row" })?;
+//! let written = Mtime(1_700_000_000_000_000_000); // as the file says after its `write`
+//! let end = log.append(owner, &Op::Write { file, offset: 0, bytes: b"a row" }, written)?;
 //! log.persist_up_to(owner, end)?; // from here on the row survives
 //!
 //! let found = remanence_cache::recovery::scan(&medium, Lost::Unsynced)?;
@@ -61,6 +63,7 @@
 
 pub mod cleaner;
 pub mod entry;
+pub mod foreign;
 pub mod format;
 pub mod log;
 pub mod op;

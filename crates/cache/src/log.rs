@@ -25,8 +25,8 @@ use remanence_codec::TooLong;
 use remanence_pmem::Medium;
 
 use crate::entry::{
-    Age, CLAIM, Claim, Commit, GROUP_MAX, HEADER_LEN, Header, INDEX_MAX, Kind, Owner, commit, data_checksum,
-    stamp,
+    Age, CLAIM, Claim, Commit, GROUP_MAX, HEADER_LEN, Header, INDEX_MAX, Kind, Mtime, Owner, commit,
+    data_checksum, stamp,
 };
 use crate::format::{Layout, OpenError, Promise, Record};
 use crate::op::Op;
@@ -265,26 +265,29 @@ impl<M: Medium, W: Words> Log<M, W> {
         }
     }
 
-    /// Writes an operation into the entries that were reserved for it. It is not committed.
+    /// Writes an operation into the entries that were reserved for it, and the file's mtime as it is after the call that it tells of. It is not committed.
     ///
     /// # Panics
     /// It takes another number of entries than were reserved.
-    pub fn fill(&self, reserved: &Reserved, op: &Op<'_>) {
+    pub fn fill(&self, reserved: &Reserved, op: &Op<'_>, mtime: Mtime) {
         assert_eq!(
             self.entries_of(op).ok(),
             Some(reserved.count),
             "entries were reserved for another operation than {op:?}"
         );
         match op {
-            Op::Write { file, offset, bytes } => self.put(reserved, Kind::Write, file.0, *offset, bytes),
+            Op::Write { file, offset, bytes } => {
+                self.put(reserved, Kind::Write, file.0, mtime, *offset, bytes);
+            }
+            Op::Settled { file, upto } => self.put(reserved, Kind::Settled, file.0, mtime, *upto, &[]),
             other => {
                 let payload = other.payload().expect("it was measured");
-                self.put(reserved, Kind::Change, other.file().0, 0, &payload);
+                self.put(reserved, Kind::Change, other.file().0, mtime, 0, &payload);
             }
         }
     }
 
-    fn put(&self, reserved: &Reserved, kind: Kind, file: u32, offset: u64, payload: &[u8]) {
+    fn put(&self, reserved: &Reserved, kind: Kind, file: u32, mtime: Mtime, offset: u64, payload: &[u8]) {
         let slot = self.layout.geometry.slot as usize;
         let claim = Claim::new(self.layout.lap(reserved.first), reserved.count, reserved.owner).word();
         let durable = self.words.load(Word::Durable);
@@ -299,6 +302,7 @@ impl<M: Medium, W: Words> Log<M, W> {
                 index,
                 claim,
                 durable,
+                mtime,
                 offset: offset + n * slot as u64,
                 file,
                 length: piece.len() as u32,
@@ -359,9 +363,9 @@ impl<M: Medium, W: Words> Log<M, W> {
     ///
     /// # Errors
     /// The log is full, the operation too long, or the medium failed.
-    pub fn append(&self, owner: Owner, op: &Op<'_>) -> Result<u64, AppendError> {
+    pub fn append(&self, owner: Owner, op: &Op<'_>, mtime: Mtime) -> Result<u64, AppendError> {
         let reserved = self.reserve(owner, self.entries_of(op)?)?;
-        self.fill(&reserved, op);
+        self.fill(&reserved, op, mtime);
         self.commit(&reserved)?;
         Ok(reserved.end())
     }
@@ -430,7 +434,7 @@ impl<M: Medium, W: Words> Log<M, W> {
         }
         let count = payload.len().div_ceil(self.layout.geometry.slot as usize);
         let reserved = self.reserve_below(owner, count as u16, self.layout.geometry.entries)?;
-        self.put(&reserved, Kind::Mark, 0, survey.end, &payload);
+        self.put(&reserved, Kind::Mark, 0, Mtime::UNKNOWN, survey.end, &payload);
         let first = reserved.first;
         self.medium.store_u64(self.layout.header(first), stamp(self.layout.salt, first, false));
         read::write_back(&self.medium, &self.layout, first, count as u64);
@@ -493,6 +497,7 @@ impl<M: Medium, W: Words> Log<M, W> {
             index: first,
             claim: claim.word(),
             durable: self.words.load(Word::Durable),
+            mtime: Mtime::UNKNOWN,
             offset: 0,
             file: 0,
             length: 0,

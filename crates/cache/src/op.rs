@@ -88,6 +88,14 @@ pub enum Op<'a> {
         /// The name that goes.
         at: Name<'a>,
     },
+    /// The kernel has synced the file itself: no change of its bytes below an index is due any more. Whoever syncs a file of which something is visible
+    /// that the log lacks has this durable before he says that it is synced, else a replay could undo what the sync made durable. Names are as due as before.
+    Settled {
+        /// The file that was synced.
+        file: FileId,
+        /// The log's head before it was synced.
+        upto: u64,
+    },
     /// A file's name is replaced by another.
     Rename {
         /// What has the name.
@@ -109,6 +117,7 @@ impl<'a> Op<'a> {
             Self::Write { file, .. }
             | Self::Truncate { file, .. }
             | Self::Allocate { file, .. }
+            | Self::Settled { file, .. }
             | Self::Create { file, .. }
             | Self::Symlink { file, .. }
             | Self::Link { file, .. }
@@ -121,7 +130,9 @@ impl<'a> Op<'a> {
     #[must_use]
     pub fn directories(&self) -> [Option<FileId>; 2] {
         match *self {
-            Self::Write { .. } | Self::Truncate { .. } | Self::Allocate { .. } => [None, None],
+            Self::Write { .. } | Self::Truncate { .. } | Self::Allocate { .. } | Self::Settled { .. } => {
+                [None, None]
+            }
             Self::Create { at, .. }
             | Self::Symlink { at, .. }
             | Self::Link { at, .. }
@@ -147,7 +158,9 @@ impl<'a> Op<'a> {
     #[must_use]
     pub fn meanings(&self) -> [Option<(Name<'a>, Option<FileId>)>; 2] {
         match *self {
-            Self::Write { .. } | Self::Truncate { .. } | Self::Allocate { .. } => [None, None],
+            Self::Write { .. } | Self::Truncate { .. } | Self::Allocate { .. } | Self::Settled { .. } => {
+                [None, None]
+            }
             Self::Create { file, at, .. } | Self::Symlink { file, at, .. } | Self::Link { file, at } => {
                 [Some((at, Some(file))), None]
             }
@@ -157,17 +170,18 @@ impl<'a> Op<'a> {
         }
     }
 
-    /// Which bytes of the file can change, if no others do; `None` where names change.
+    /// Which bytes of the file can change, if no others do; `None` where names change. Where it is settled none do.
     #[must_use]
     pub const fn span(&self) -> Option<(u64, u64)> {
         match *self {
             Self::Write { offset, bytes, .. } => Some((offset, offset.saturating_add(bytes.len() as u64))),
             Self::Truncate { .. } | Self::Allocate { .. } => Some((0, u64::MAX)),
+            Self::Settled { .. } => Some((0, 0)),
             _ => None,
         }
     }
 
-    /// The payload of a change that is no write.
+    /// The payload of a change that is none by its header alone.
     ///
     /// # Errors
     /// Names are too long.
@@ -179,7 +193,7 @@ impl<'a> Op<'a> {
             out.bytes(name.name);
         };
         match *self {
-            Self::Write { .. } => {}
+            Self::Write { .. } | Self::Settled { .. } => {}
             Self::Truncate { len, .. } => {
                 out.u8(1);
                 out.u64_le(len);

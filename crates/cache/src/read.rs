@@ -4,7 +4,7 @@ use std::fmt;
 
 use remanence_pmem::Medium;
 
-use crate::entry::{HEADER_LEN, Header, Kind, data_checksum};
+use crate::entry::{HEADER_LEN, Header, Kind, LENGTH, LENGTH_MAX, Mtime, data_checksum};
 use crate::format::Layout;
 use crate::op::Op;
 use crate::table::FileId;
@@ -24,6 +24,8 @@ pub struct Entry {
     pub offset: u64,
     /// Bytes of data in all slots together.
     pub len: u64,
+    /// When the file's bytes were last changed, as it said after the call.
+    pub mtime: Mtime,
 }
 
 impl Entry {
@@ -39,6 +41,7 @@ impl Entry {
         match self.kind {
             Kind::Hole | Kind::Mark => None,
             Kind::Write => Some(Op::Write { file: self.file, offset: self.offset, bytes: payload }),
+            Kind::Settled => Some(Op::Settled { file: self.file, upto: self.offset }),
             Kind::Change => Op::parse(self.file, payload).ok(),
         }
     }
@@ -141,6 +144,7 @@ pub(crate) fn group(medium: &impl Medium, layout: &Layout, first: u64) -> Result
         file: FileId(head.file),
         offset: head.offset,
         len: head.length.into(),
+        mtime: head.mtime,
     };
     let damage = |flaw| Damage::of(&Entry { len: u64::from(head.count) * slot, ..entry }, flaw);
     if head.back != 0 || entry.count > layout.geometry.entries || entry.len > slot {
@@ -206,8 +210,8 @@ pub(crate) fn write_back(medium: &impl Medium, layout: &Layout, first: u64, coun
     for index in first..first + count {
         let at = layout.header(index);
         let mut length = [0; 4];
-        medium.read(at + 44, &mut length);
-        let length = u32::from_le_bytes(length).min(layout.geometry.slot);
+        medium.read(at + LENGTH as u64, &mut length);
+        let length = (u32::from_le_bytes(length) & LENGTH_MAX).min(layout.geometry.slot);
         if length > 0 {
             medium.pwb(layout.data(index)..layout.data(index) + u64::from(length));
         }

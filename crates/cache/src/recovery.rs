@@ -14,15 +14,26 @@
 //! | below *known* | counts | damaged: it is missing | damaged |
 //! | from *known* on | counts | the end | the end; told, as it may be damaged |
 //!
+//! **Whose bytes they are.** In a file that only those change who use the log, everything that is due is carried out again, in order, whatever pages
+//! of which state the crash has left: then it is as after the last entry that counts. What a real sync of the file made durable is older than that and never
+//! undone, as an entry says that all below is [settled](Op::Settled). A file that somebody else changed since is told by its mtime ([`Scan::is_foreign`]), and
+//! looked at page by page ([`foreign`](crate::foreign)); what is due to a file that is not found is held.
+//!
+//! The mtime may be somewhat later than that of the last entry that is left without anybody else having been there: what was written and not synced may have
+//! come to the file's inode and not to the log. Whoever keeps the log open therefore syncs it, and looks at the mtimes of the files that it has entries
+//! of, more often than once in [`GRACE`], and has a file that somebody else has changed synced and settled; what others synced within the last of these
+//! intervals before a crash, where it overlaps what the log has, may be undone, and nothing else of theirs. To know each page's content before its first
+//! entry instead would be a read and a checksum at each first write of a page, for the sake of that second.
+//!
 //! Under [`Promise::AtReturn`] all are fenced. A commit word that no writer ever wrote before a group that is whole is mended: the checksums prove the
 //! group; before any other it is damage.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use remanence_pmem::Medium;
 
 use crate::cleaner::{Action, Cleaner, Stopped, Token};
-use crate::entry::{Commit, Kind, commit};
+use crate::entry::{Commit, Kind, Mtime, commit};
 use crate::format::{Held, Layout, Lost, OpenError, Promise, Record, Seal};
 use crate::log::passed;
 use crate::op::Op;
@@ -61,13 +72,83 @@ pub struct Scan {
     pub unsure: Vec<Damage>,
     /// How many whole entries from there on are dropped: something before them is missing, and nobody was told that they are durable.
     pub dropped: u64,
+    /// Of each file, when those who use the log have changed its bytes last, as far as the log knows, also by entries that do not count.
+    pub changed: BTreeMap<FileId, Mtime>,
 }
+
+/// A file may be so many nanoseconds younger than the last that the log knows of it, and nobody else has changed it, where the machine was lost.
+pub const GRACE: u64 = 2_000_000_000;
 
 impl Scan {
     /// Whether its files lack nothing, and it can be opened as it is.
     #[must_use]
     pub fn is_clean(&self) -> bool {
         !self.record.open && self.record.seal.is_none()
+    }
+
+    /// Whether somebody else has changed a file since, which says that its bytes were changed then. (On kernels whose times are of a tick, who changed it
+    /// within one is not told from us.)
+    #[must_use]
+    pub fn is_foreign(&self, file: FileId, mtime: Mtime) -> bool {
+        let grace = if self.lost == Lost::Nothing { 0 } else { GRACE };
+        let known = self.changed.get(&file).filter(|known| **known != Mtime::UNKNOWN);
+        known.is_some_and(|known| mtime.0 > known.0.saturating_add(grace))
+    }
+
+    /// Below which index nothing is due to the bytes of a file any more.
+    fn settled(&self) -> BTreeMap<FileId, u64> {
+        let mut settled = BTreeMap::new();
+        for item in self.items.iter().filter(|item| item.entry.kind == Kind::Settled) {
+            let upto = settled.entry(item.entry.file).or_insert(0);
+            *upto = item.entry.offset.min(item.entry.first).max(*upto);
+        }
+        settled
+    }
+
+    /// The entries that count and are due: nothing that was settled, nor what a recovery that has held others has carried out.
+    #[must_use]
+    pub fn due(&self) -> Vec<&Item> {
+        let due = self.record.seal.as_ref().map_or(&Held::All, |seal| &seal.due);
+        let settled = self.settled();
+        let is_due = |item: &&Item| {
+            // What was held together has all its files in there.
+            if item.files.is_empty() || !item.files.iter().all(|file| due.has(*file)) {
+                return false;
+            }
+            let is_settled = settled.get(&item.files[0]).is_some_and(|upto| item.entry.first < *upto);
+            item.is_of_names() || item.entry.kind != Kind::Settled && !is_settled
+        };
+        self.items.iter().filter(is_due).collect()
+    }
+
+    /// What names mean by all entries that count, whatever else is done with them: by these, files are found.
+    pub fn names(&self, medium: &impl Medium) -> Names {
+        let mut names = Names::default();
+        let mut payload = Vec::new();
+        for item in self.items.iter().filter(|item| item.is_of_names()) {
+            let read = read::payload(medium, &self.layout, &item.entry, &mut payload);
+            if let Some(op) = read.ok().and_then(|()| item.entry.op(&payload)) {
+                names.change(&op, item.entry.mtime);
+            }
+        }
+        names
+    }
+
+    /// Reads the data of an entry.
+    ///
+    /// # Errors
+    /// It is damaged: it was whole when the log was scanned.
+    pub fn payload(&self, medium: &impl Medium, entry: &Entry, into: &mut Vec<u8>) -> Result<(), Damage> {
+        read::payload(medium, &self.layout, entry, into)
+    }
+}
+
+impl Item {
+    /// Whether it changes names, and not bytes.
+    #[must_use]
+    pub fn is_of_names(&self) -> bool {
+        // What names change has a directory.
+        self.files.len() > 1
     }
 }
 
@@ -77,17 +158,30 @@ struct Evidence {
     known: u64,
     /// Places that marks name, each with how many entries it has.
     passed: BTreeMap<u64, u64>,
+    /// When files were changed.
+    changed: BTreeMap<FileId, Mtime>,
 }
 
 impl Evidence {
     fn gather(medium: &impl Medium, layout: &Layout, tail: u64) -> Self {
-        let mut evidence = Self { known: tail, passed: BTreeMap::new() };
+        let mut evidence = Self { known: tail, passed: BTreeMap::new(), changed: BTreeMap::new() };
         let mut payload = Vec::new();
         for index in tail..tail + layout.geometry.entries {
             let (word, header) = read::line(medium, layout, index);
             let Some(header) = header else { continue };
             if header.durable <= index {
                 evidence.known = evidence.known.max(header.durable);
+            }
+            let is_of_bytes = match header.kind {
+                Kind::Write | Kind::Settled => true,
+                Kind::Change if header.back == 0 => read::group(medium, layout, index)
+                    .and_then(|entry| read::payload(medium, layout, &entry, &mut payload).map(|()| entry))
+                    .is_ok_and(|entry| entry.op(&payload).is_some_and(|op| op.span().is_some())),
+                _ => false,
+            };
+            if is_of_bytes {
+                let changed = evidence.changed.entry(FileId(header.file)).or_insert(header.mtime);
+                *changed = header.mtime.max(*changed);
             }
             let set = matches!(
                 commit(layout.salt, index, layout.geometry.entries, word),
@@ -128,6 +222,7 @@ pub fn scan(medium: &impl Medium, lost: Lost) -> Result<Scan, OpenError> {
         end: record.tail,
         unsure: Vec::new(),
         dropped: 0,
+        changed: BTreeMap::new(),
         record,
     };
     if !scan.is_clean() {
@@ -148,7 +243,8 @@ impl Scan {
     fn look(&mut self, medium: &impl Medium) {
         let tail = self.record.tail;
         let lap = tail + self.layout.geometry.entries;
-        let evidence = Evidence::gather(medium, &self.layout, tail);
+        let mut evidence = Evidence::gather(medium, &self.layout, tail);
+        self.changed = std::mem::take(&mut evidence.changed);
         let until = self.record.seal.as_ref().map_or(lap, |seal| seal.end);
         let mut at = tail;
         while at < until {
@@ -257,6 +353,10 @@ pub struct Names {
     pub means: BTreeMap<(FileId, Vec<u8>), Option<FileId>>,
     /// What is to be made if it is not there: its first change was lost, and all others are in the log.
     pub made: BTreeMap<FileId, Made>,
+    /// When each of those names was changed last.
+    pub changed: BTreeMap<(FileId, Vec<u8>), Mtime>,
+    /// The names that each file had at some time, by which it may be found.
+    pub places: BTreeMap<FileId, Vec<(FileId, Vec<u8>)>>,
 }
 
 /// How something is made.
@@ -275,9 +375,28 @@ pub enum Made {
 }
 
 impl Names {
-    fn change(&mut self, op: &Op<'_>) {
+    /// The names that a file has in the end.
+    #[must_use]
+    pub fn wanted(&self, file: FileId) -> Vec<(FileId, Vec<u8>)> {
+        let wanted = self.means.iter().filter(|(_, means)| **means == Some(file));
+        wanted.map(|(name, _)| name.clone()).collect()
+    }
+
+    fn change(&mut self, op: &Op<'_>, when: Mtime) {
         for (name, means) in op.meanings().into_iter().flatten() {
-            self.means.insert((name.directory, name.name.to_vec()), means);
+            let name = (name.directory, name.name.to_vec());
+            let exchanged = match *op {
+                Op::Rename { exchanged, .. } => exchanged,
+                _ => None,
+            };
+            for file in means.into_iter().chain([op.file()]).chain(exchanged) {
+                let places = self.places.entry(file).or_default();
+                if !places.contains(&name) {
+                    places.push(name.clone());
+                }
+            }
+            self.changed.insert(name.clone(), when);
+            self.means.insert(name, means);
         }
         let made = match *op {
             Op::Create { mode, .. } => Made::Node { mode },
@@ -293,8 +412,18 @@ impl Names {
 pub enum Outcome {
     /// All that counts is in its files, and the log is empty.
     Empty,
-    /// What is behind damage in these files is not. The log is dirty until somebody says to skip the damage.
+    /// What is behind damage in these files is not, or they were not found. The log is dirty until somebody says to skip the damage, or they are there again.
     Held(Held),
+}
+
+/// What is known of the files before any is changed; by whoever can look at them.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Judged {
+    /// Files that [somebody else](Scan::is_foreign) has changed. Nobody changes a file while a recovery that was cut short waits to be begun anew: only
+    /// the first one's word counts.
+    pub foreign: Vec<FileId>,
+    /// Files that are not found, and are not [made](Names::made): what is due to their bytes is held.
+    pub absent: BTreeSet<FileId>,
 }
 
 /// A recovery under way.
@@ -302,6 +431,10 @@ pub enum Outcome {
 pub struct Recovery {
     scan: Scan,
     held: Held,
+    /// Files that are not found, and for whose bytes something is due.
+    absent: BTreeSet<FileId>,
+    /// What is due to files that somebody else has changed, until it is reconciled with what they have.
+    foreign: BTreeMap<FileId, Vec<Entry>>,
     /// The first index that is still needed when something is held.
     keep: u64,
     names: Names,
@@ -313,12 +446,19 @@ impl Recovery {
     ///
     /// # Errors
     /// The medium failed, or the root record is damaged.
-    pub fn begin(medium: &impl Medium, mut scan: Scan, policy: Policy) -> Result<Self, OpenError> {
+    pub fn begin(
+        medium: &impl Medium,
+        mut scan: Scan,
+        policy: Policy,
+        judged: &Judged,
+    ) -> Result<Self, OpenError> {
         // Both copies of the root say so durably from here on.
         scan.record = Record::read(medium, &scan.layout)?;
         let tail = scan.record.tail;
         let mut recovery = Self {
             held: Held::nothing(),
+            absent: BTreeSet::new(),
+            foreign: BTreeMap::new(),
             keep: scan.end,
             names: Names::default(),
             cleaner: Cleaner::replaying((scan.layout.geometry.entries / 4).clamp(1, 10_000), tail),
@@ -331,40 +471,66 @@ impl Recovery {
             read::write_back(medium, &recovery.scan.layout, item.entry.first, item.entry.count);
         }
         medium.psync()?;
-        if recovery.scan.record.seal.is_none() {
-            let seal = Seal { end: recovery.scan.end, lost: recovery.scan.lost, due: Held::All };
+        let mut seal = recovery.scan.record.seal.clone().unwrap_or(Seal {
+            end: recovery.scan.end,
+            lost: recovery.scan.lost,
+            due: Held::All,
+            foreign: None,
+        });
+        if seal.foreign.is_none() {
+            seal.foreign = Some(Held::Files(judged.foreign.clone()));
             recovery.scan.record = Record { open: true, seal: Some(seal), ..recovery.scan.record.clone() };
             recovery.scan.record.store(medium)?;
         }
-        recovery.plan(medium, policy);
+        recovery.plan(medium, policy, &judged.absent);
         Ok(recovery)
     }
 
     /// Hands the cleaner what is due, and holds what is behind damage.
-    fn plan(&mut self, medium: &impl Medium, policy: Policy) {
-        let due = self.scan.record.seal.as_ref().map_or(Held::All, |seal| seal.due.clone());
-        let damaged = if policy == Policy::Hold { self.scan.damaged.clone() } else { Vec::new() };
+    fn plan(&mut self, medium: &impl Medium, policy: Policy, absent: &BTreeSet<FileId>) {
+        let seal = self.scan.record.seal.as_ref();
+        let foreign = seal.and_then(|seal| seal.foreign.clone()).unwrap_or(Held::nothing());
+        let settled = self.scan.settled();
+        let mut damaged = if policy == Policy::Hold { self.scan.damaged.clone() } else { Vec::new() };
+        damaged.retain(|damage| match (damage.kind, damage.file) {
+            (Some(Kind::Write), Some((file, ..))) => {
+                settled.get(&file).is_none_or(|upto| damage.first >= *upto)
+            }
+            _ => true,
+        });
+        // What such an entry has settled is not known any more: nothing of its file is carried out.
+        for damage in damaged.iter().filter(|damage| damage.kind == Some(Kind::Settled)) {
+            self.hold(damage);
+        }
         let mut damaged = damaged.iter().peekable();
         let mut payload = Vec::new();
-        for item in self.scan.items.clone() {
+        let due: Vec<Item> = self.scan.due().into_iter().cloned().collect();
+        for item in due {
             while let Some(damage) = damaged.next_if(|damage| damage.first < item.entry.first) {
                 self.hold(damage);
             }
-            if !item.files.iter().any(|file| due.has(*file)) {
-                continue;
-            }
+            let (entry, file) = (item.entry, item.files[0]);
             // A change of names joins what it is about: what is held of one is held of all.
             if item.files.iter().any(|file| self.held.has(*file)) {
                 self.keep = self.keep.min(item.entry.first);
                 item.files.iter().for_each(|file| hold(&mut self.held, Some(*file)));
                 continue;
             }
+            if !item.is_of_names() && absent.contains(&file) {
+                self.keep = self.keep.min(entry.first);
+                self.absent.insert(file);
+                continue;
+            }
+            if !item.is_of_names() && foreign.has(file) {
+                self.foreign.entry(file).or_default().push(entry);
+                continue;
+            }
             // It was whole a moment ago. If it is not any more, whoever carries it out finds the same.
-            let read = read::payload(medium, &self.scan.layout, &item.entry, &mut payload);
-            let op: Option<Op<'_>> = read.ok().and_then(|()| item.entry.op(&payload));
+            let read = read::payload(medium, &self.scan.layout, &entry, &mut payload);
+            let op: Option<Op<'_>> = read.ok().and_then(|()| entry.op(&payload));
             match op {
-                Some(op) if op.span().is_none() => self.names.change(&op),
-                op => self.cleaner.offer(item.entry, op.as_ref()),
+                Some(op) if op.span().is_none() => self.names.change(&op, entry.mtime),
+                op => self.cleaner.offer(entry, op.as_ref()),
             }
         }
         for damage in damaged {
@@ -379,13 +545,13 @@ impl Recovery {
     fn hold(&mut self, damage: &Damage) {
         match (damage.kind, damage.file) {
             (Some(Kind::Hole | Kind::Mark), _) => return,
-            (Some(Kind::Write), Some((file, ..))) => hold(&mut self.held, Some(file)),
+            (Some(Kind::Write | Kind::Settled), Some((file, ..))) => hold(&mut self.held, Some(file)),
             _ => hold(&mut self.held, None),
         }
         self.keep = self.keep.min(damage.first);
     }
 
-    /// What was found.
+    /// What was found, also what entries that are to be carried out have ([`Scan::payload`]).
     #[must_use]
     pub const fn scan(&self) -> &Scan {
         &self.scan
@@ -395,6 +561,17 @@ impl Recovery {
     #[must_use]
     pub const fn names(&self) -> &Names {
         &self.names
+    }
+
+    /// What is due to files that somebody else has changed, in its order: page by page ([`foreign`](crate::foreign)), when all else is done.
+    #[must_use]
+    pub const fn foreign(&self) -> &BTreeMap<FileId, Vec<Entry>> {
+        &self.foreign
+    }
+
+    /// What was due to such a file is in it, durably, or beside it.
+    pub fn reconciled(&mut self, file: FileId) {
+        self.foreign.remove(&file);
     }
 
     /// What is to be done next: the names, then changes and syncs of files, and nothing else. `None` when it is stopped, waits for what runs, or has come to its end.
@@ -423,14 +600,6 @@ impl Recovery {
         self.cleaner.retry();
     }
 
-    /// Reads the data of an entry that is to be carried out.
-    ///
-    /// # Errors
-    /// It is damaged: it was whole when the log was scanned.
-    pub fn payload(&self, medium: &impl Medium, entry: &Entry, into: &mut Vec<u8>) -> Result<(), Damage> {
-        read::payload(medium, &self.scan.layout, entry, into)
-    }
-
     /// Empties the log when all was carried out.
     ///
     /// # Errors
@@ -440,16 +609,19 @@ impl Recovery {
     /// Something was not carried out.
     pub fn finish(self, medium: &impl Medium) -> Result<Outcome, OpenError> {
         assert!(
-            self.cleaner.is_idle() && self.stopped().is_none(),
+            self.cleaner.is_idle() && self.stopped().is_none() && self.foreign.is_empty(),
             "a recovery ends when all is in its files"
         );
         let Scan { layout, record, end, lost, .. } = self.scan;
         if record.open || record.seal.is_some() {
             let promise = record.promise;
-            if !self.held.is_nothing() {
-                let seal = Seal { end, lost, due: self.held.clone() };
+            let mut held = self.held;
+            self.absent.into_iter().for_each(|file| hold(&mut held, Some(file)));
+            if !held.is_nothing() {
+                // Whoever comes next looks again who has changed them.
+                let seal = Seal { end, lost, due: held.clone(), foreign: None };
                 Record { tail: self.keep, promise, open: true, seal: Some(seal) }.store(medium)?;
-                return Ok(Outcome::Held(self.held));
+                return Ok(Outcome::Held(held));
             }
             // The head was never further than a lap above the persistent tail.
             Record::empty(record.tail + layout.geometry.entries, promise).store(medium)?;

@@ -282,13 +282,12 @@ impl Face {
         true
     }
 
-    /// Appends an entry; waits for room, but not for ever. This is where an entry is told what the file's times are behind its change (`after`), as soon as
-    /// the log's entries have a place for them.
-    fn log_change(&self, me: &Me, file: &File, op: &Op<'_>, _after: &Stat) -> bool {
+    /// Appends an entry, which says what the file's time is behind its change; waits for room, but not for ever.
+    fn log_change(&self, me: &Me, file: &File, op: &Op<'_>, after: &Stat) -> bool {
         let until = sys::monotonic() + ROOM_MS * 1_000_000;
         loop {
             let space = self.segment.space().load(Ordering::SeqCst) as u32;
-            match self.log.append(me.owner, op) {
+            match self.log.append(me.owner, op, after.modified) {
                 Ok(end) => {
                     file.set_last(end);
                     self.segment.count(Count::Changes, 1);

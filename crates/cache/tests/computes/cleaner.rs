@@ -11,7 +11,7 @@ use remanence_pmem::crash_image::CrashImage;
 
 use crate::crash::made;
 use crate::files::Change;
-use crate::log::change;
+use crate::log::{NOW, change};
 
 const ME: Owner = Owner::new(1);
 const OPTIONS: Options = Options { batch: 4, low: 8, high: 14 };
@@ -27,7 +27,7 @@ impl Bench {
         let log = Log::start(image, LocalWords::default(), Promise::AtSync).unwrap();
         let mut bench = Self { cleaner: Cleaner::new(OPTIONS, log.tail()), log };
         for change in changes {
-            bench.log.append(ME, &change.op()).unwrap();
+            bench.log.append(ME, &change.op(), NOW).unwrap();
         }
         bench.feed();
         bench
@@ -145,7 +145,7 @@ fn what_fails_stops_it_and_a_retry_begins_with_the_writes() {
 fn a_place_in_progress_holds_it_until_its_owner_has_committed_or_is_dead() {
     let mut bench = Bench::new(&[]);
     let dead = bench.log.reserve(Owner::new(5), 2).unwrap();
-    bench.log.append(ME, &change(1, 0, 1, 1).op()).unwrap();
+    bench.log.append(ME, &change(1, 0, 1, 1).op(), NOW).unwrap();
     let fed = bench.cleaner.feed(&bench.log, |_| false).unwrap();
     assert_eq!(fed, Feed::Waits { first: dead.first(), owner: Owner::new(5) });
     assert_eq!(bench.cleaner.feed(&bench.log, |owner| owner == Owner::new(5)).unwrap(), Feed::Fed);

@@ -18,6 +18,7 @@ use remanence_pmem::layout::Uuid;
 
 use crate::baton::{Baton, Scheduled};
 use crate::files::{Change, Disk, Files, recover};
+use crate::log::NOW;
 
 /// Files that the tests' logs name; the first is a directory.
 pub(crate) const FILES: u32 = 3;
@@ -174,7 +175,7 @@ impl Run {
                 }
             };
             self.note(image, Event::Reserved(number, reserved.first()));
-            log.fill(&reserved, &op);
+            log.fill(&reserved, &op, NOW);
             log.commit(&reserved).expect("the medium stands");
             self.note(image, Event::Returned(number));
             baton.unlock(lock);
@@ -348,7 +349,7 @@ impl Run {
         }
         let log = Log::start(image, LocalWords::default(), self.setting.promise).expect("it was recovered");
         let change = Change::Write { file: 1, offset: 0, bytes: vec![9; 70] };
-        let end = log.append(Owner::new(77), &change.op()).expect("it is empty");
+        let end = log.append(Owner::new(77), &change.op(), NOW).expect("it is empty");
         log.persist_up_to(Owner::new(77), end).expect("the medium stands");
         let crashed = image.crash(Failure::PowerLoss, choices);
         let found = scan(&crashed, Lost::Unsynced).expect("it is whole");

@@ -4,7 +4,7 @@ use remanence_cache::cleaner::Action;
 use remanence_cache::entry::Owner;
 use remanence_cache::format::{Held, Lost, OpenError, Promise};
 use remanence_cache::log::Log;
-use remanence_cache::recovery::{Outcome, Policy, Recovery, scan};
+use remanence_cache::recovery::{Judged, Outcome, Policy, Recovery, scan};
 use remanence_cache::table::FileId;
 use remanence_cache::words::LocalWords;
 use remanence_cache::{Damage, Flaw};
@@ -13,7 +13,7 @@ use remanence_pmem::{Medium, PersistenceDomain};
 
 use crate::crash::made;
 use crate::files::{Change, Disk, recover};
-use crate::log::change;
+use crate::log::{NOW, change};
 
 const ME: Owner = Owner::new(1);
 const DOMAIN: PersistenceDomain = PersistenceDomain::PageCache;
@@ -23,7 +23,7 @@ fn written(promise: Promise, changes: &[Change]) -> CrashImage {
     let image = made(16, promise, DOMAIN);
     let log = Log::start(&image, LocalWords::default(), promise).unwrap();
     for change in changes {
-        let end = log.append(ME, &change.op()).unwrap();
+        let end = log.append(ME, &change.op(), NOW).unwrap();
         log.persist_up_to(ME, end).unwrap();
     }
     CrashImage::from_bytes(image.bytes(), DOMAIN)
@@ -187,7 +187,9 @@ fn what_names_mean_in_the_end_is_brought_about_and_not_each_change() {
         Change::Rename { file: 2, from: b"c", to: b"b" },
     ];
     let image = written(Promise::AtReturn, &changes);
-    let mut recovery = Recovery::begin(&image, scan(&image, Lost::Unsynced).unwrap(), Policy::Hold).unwrap();
+    let mut recovery =
+        Recovery::begin(&image, scan(&image, Lost::Unsynced).unwrap(), Policy::Hold, &Judged::default())
+            .unwrap();
     let means: Vec<_> = recovery.names().means.iter().map(|((_, name), means)| (&name[..], *means)).collect();
     assert_eq!(means, [(&b"a"[..], Some(FileId(1))), (b"b", Some(FileId(2))), (b"c", None)]);
     let (token, action) = recovery.poll().unwrap();

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use remanence_cache::cleaner::Action;
 use remanence_cache::op::{Name, Op};
-use remanence_cache::recovery::{Outcome, Policy, Recovery, Scan};
+use remanence_cache::recovery::{Judged, Outcome, Policy, Recovery, Scan};
 use remanence_cache::table::FileId;
 use remanence_pmem::Medium;
 use remanence_pmem::crash_image::{Choices, Seeded};
@@ -14,6 +14,7 @@ use remanence_pmem::crash_image::{Choices, Seeded};
 pub(crate) enum Change {
     Write { file: u32, offset: u64, bytes: Vec<u8> },
     Truncate { file: u32, len: u64 },
+    Settled { file: u32, upto: u64 },
     Create { file: u32, name: &'static [u8] },
     Unlink { file: u32, name: &'static [u8] },
     Rename { file: u32, from: &'static [u8], to: &'static [u8] },
@@ -28,6 +29,7 @@ impl Change {
         match self {
             Self::Write { file, offset, bytes } => Op::Write { file: FileId(*file), offset: *offset, bytes },
             Self::Truncate { file, len } => Op::Truncate { file: FileId(*file), len: *len },
+            Self::Settled { file, upto } => Op::Settled { file: FileId(*file), upto: *upto },
             Self::Create { file, name } => Op::Create { file: FileId(*file), at: at(name), mode: 0 },
             Self::Unlink { file, name } => Op::Unlink { file: FileId(*file), at: at(name) },
             Self::Rename { file, from, to } => {
@@ -152,7 +154,7 @@ pub(crate) fn recover(
     mut actions: u64,
 ) -> Option<Outcome> {
     let mut choices = Seeded::new(seed);
-    let mut recovery = Recovery::begin(medium, scan, policy).expect("the medium stands");
+    let mut recovery = Recovery::begin(medium, scan, policy, &Judged::default()).expect("the medium stands");
     let (mut payload, mut asked) = (Vec::new(), Vec::new());
     loop {
         asked.extend(std::iter::from_fn(|| recovery.poll()));
@@ -166,7 +168,10 @@ pub(crate) fn recover(
         let (token, action) = asked.swap_remove(choices.pick(asked.len()));
         match action {
             Action::Apply { entry } => {
-                recovery.payload(medium, &entry, &mut payload).expect("it was whole when it was scanned");
+                recovery
+                    .scan()
+                    .payload(medium, &entry, &mut payload)
+                    .expect("it was whole when it was scanned");
                 disk.write(&entry.op(&payload).expect("it is a change"));
             }
             Action::Sync { file } => disk.sync(file.0),

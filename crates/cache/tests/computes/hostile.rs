@@ -1,12 +1,16 @@
 //! No bytes of a medium make anything panic, or hang; and what is no log is told apart.
 
+use std::collections::BTreeSet;
+
 use proptest::prelude::*;
+use remanence_cache::Entry;
 use remanence_cache::cleaner::{Cleaner, Options};
 use remanence_cache::entry::Owner;
+use remanence_cache::foreign::{PAGE, Pages};
 use remanence_cache::format::{self, Geometry, Layout, Lost, OpenError, Promise};
 use remanence_cache::log::Log;
-use remanence_cache::recovery::{Policy, Recovery, scan};
-use remanence_cache::table::{FileTable, Identity};
+use remanence_cache::recovery::{Judged, Policy, Recovery, scan};
+use remanence_cache::table::{FileId, FileTable, Identity};
 use remanence_cache::words::LocalWords;
 use remanence_pmem::crash_image::{CrashImage, Explorer};
 use remanence_pmem::image::Fault;
@@ -15,7 +19,7 @@ use remanence_pmem::{Medium, PersistenceDomain};
 
 use crate::crash::{identity, made};
 use crate::files::Change;
-use crate::log::change;
+use crate::log::{NOW, change};
 
 const DOMAIN: PersistenceDomain = PersistenceDomain::Process;
 const ME: Owner = Owner::new(1);
@@ -26,7 +30,9 @@ fn whatever_it_is(image: &CrashImage) {
         let Ok(found) = scan(image, lost) else { continue };
         found.damaged.iter().chain(&found.unsure).for_each(|damage| assert!(!damage.to_string().is_empty()));
         let image = image.clone();
-        let Ok(mut recovery) = Recovery::begin(&image, found, Policy::Hold) else { continue };
+        let judged = Judged { foreign: vec![FileId(1)], absent: BTreeSet::from([FileId(2)]) };
+        let Ok(mut recovery) = Recovery::begin(&image, found, Policy::Hold, &judged) else { continue };
+        reconcile(&image, &mut recovery);
         while let Some((token, _)) = recovery.poll() {
             recovery.done(token);
         }
@@ -34,13 +40,32 @@ fn whatever_it_is(image: &CrashImage) {
     }
     if let Ok(log) = Log::start(image, LocalWords::default(), Promise::AtSync) {
         for _ in 0..20 {
-            drop(log.append(ME, &change(1, 0, 1, 100).op()));
+            drop(log.append(ME, &change(1, 0, 1, 100).op(), NOW));
         }
         drop(log.persist_up_to(ME, log.head()));
         let mut cleaner = Cleaner::new(Options::usual(log.layout().geometry.entries), log.tail());
         drop(cleaner.feed(&log, |_| true));
         let table = FileTable::attach(image, *log.layout(), log.head());
         drop(table);
+    }
+}
+
+/// Judges every page that a log names of a file, and more.
+fn reconcile(image: &CrashImage, recovery: &mut Recovery) {
+    for (file, entries) in recovery.foreign().clone() {
+        let (mut pages, mut payload) = (Pages::default(), Vec::new());
+        for entry in &entries {
+            if recovery.scan().payload(image, entry, &mut payload).is_ok()
+                && let Some(op) = entry.op(&payload)
+            {
+                pages.add(*entry, &op);
+            }
+        }
+        for page in pages.pages(3 * PAGE).into_iter().take(9).chain([u64::MAX / PAGE]) {
+            let fetch = |entry: &Entry, into: &mut Vec<u8>| recovery.scan().payload(image, entry, into);
+            drop(pages.judge(page, &[0; PAGE as usize], fetch));
+        }
+        recovery.reconciled(file);
     }
 }
 
@@ -53,8 +78,10 @@ fn used() -> CrashImage {
         Change::Create { file: 1, name: b"a" },
         Change::Truncate { file: 2, len: 9 },
         change(2, 0, 1, 5),
+        Change::Settled { file: 1, upto: 17 },
+        change(1, 4090, 1, 50),
     ] {
-        let end = log.append(ME, &change.op()).unwrap();
+        let end = log.append(ME, &change.op(), NOW).unwrap();
         log.persist_up_to(ME, end).unwrap();
     }
     image

@@ -2,11 +2,11 @@
 
 use std::cell::Cell;
 
-use remanence_cache::entry::Owner;
+use remanence_cache::entry::{Mtime, Owner};
 use remanence_cache::format::{Lost, OpenError, Promise};
 use remanence_cache::log::{AppendError, Log, Look};
 use remanence_cache::op::Op;
-use remanence_cache::recovery::{Outcome, Policy, Recovery, Scan, scan};
+use remanence_cache::recovery::{Judged, Outcome, Policy, Recovery, Scan, scan};
 use remanence_cache::table::{FileId, FileTable, Identity};
 use remanence_cache::words::{LocalWords, MappedWords, WORDS_LEN, Word, Words};
 use remanence_pmem::crash_image::{CrashImage, EveryWay, Explorer, Failure, Lazy};
@@ -17,6 +17,8 @@ use crate::files::{Change, Disk, recover};
 
 const ME: Owner = Owner::new(1);
 const OTHER: Owner = Owner::new(2);
+/// When all files of these tests were changed.
+pub(crate) const NOW: Mtime = Mtime(1_700_000_000_000_000_000);
 
 pub(crate) fn change(file: u32, offset: u64, byte: u8, len: usize) -> Change {
     Change::Write { file, offset, bytes: vec![byte; len] }
@@ -37,26 +39,29 @@ fn a_full_log_says_what_to_wait_for_and_keeps_a_place_for_a_mark() {
     let log = Log::start(&image, LocalWords::default(), Promise::AtSync).unwrap();
     let held = log.reserve(OTHER, 1).unwrap();
     for n in 0..6 {
-        log.append(ME, &change(1, n, 1, 1).op()).unwrap();
+        log.append(ME, &change(1, n, 1, 1).op(), NOW).unwrap();
     }
-    assert!(matches!(log.append(ME, &change(1, 0, 1, 1).op()), Err(AppendError::Full { until: 9 })));
-    assert!(matches!(log.append(ME, &change(1, 0, 1, 130).op()), Err(AppendError::Full { until: 11 })));
-    assert!(matches!(log.append(ME, &change(1, 0, 1, 449).op()), Err(AppendError::TooLong { max: 448 })));
+    assert!(matches!(log.append(ME, &change(1, 0, 1, 1).op(), NOW), Err(AppendError::Full { until: 9 })));
+    assert!(matches!(log.append(ME, &change(1, 0, 1, 130).op(), NOW), Err(AppendError::Full { until: 11 })));
+    assert!(matches!(
+        log.append(ME, &change(1, 0, 1, 449).op(), NOW),
+        Err(AppendError::TooLong { max: 448 })
+    ));
     // The first place is in progress: the sync takes the last place for its mark.
     log.persist_up_to(ME, 15).unwrap();
     assert_eq!((log.used(), firsts(&scan(&worst(&image), Lost::Unsynced).unwrap()).len()), (8, 7));
     // Nothing is left to sync, so no other place is needed.
     log.persist_up_to(ME, 15).unwrap();
-    log.fill(&held, &change(1, 9, 9, 1).op());
+    log.fill(&held, &change(1, 9, 9, 1).op(), NOW);
     log.commit(&held).unwrap();
     log.free(9);
     assert_eq!(
-        log.append(ME, &change(1, 0, 1, 1).op()).ok(),
+        log.append(ME, &change(1, 0, 1, 1).op(), NOW).ok(),
         None,
         "seven are in use, and the eighth is for marks"
     );
     log.free(10);
-    assert_eq!(log.append(ME, &change(1, 0, 1, 1).op()).ok(), Some(17));
+    assert_eq!(log.append(ME, &change(1, 0, 1, 1).op(), NOW).ok(), Some(17));
 }
 
 #[test]
@@ -64,7 +69,7 @@ fn a_writer_that_is_stopped_holds_no_sync_and_waits_itself_when_it_goes_on() {
     let image = made(32, Promise::AtSync, PersistenceDomain::PageCache);
     let log = Log::start(&image, LocalWords::default(), Promise::AtSync).unwrap();
     let late = log.reserve(OTHER, 3).unwrap();
-    let end = log.append(ME, &change(1, 0, 1, 5).op()).unwrap();
+    let end = log.append(ME, &change(1, 0, 1, 5).op(), NOW).unwrap();
     log.persist_up_to(ME, end).unwrap();
     let found = scan(&worst(&image), Lost::Unsynced).unwrap();
     assert_eq!(
@@ -72,7 +77,7 @@ fn a_writer_that_is_stopped_holds_no_sync_and_waits_itself_when_it_goes_on() {
         (vec![35, 36], &[][..], &[32, 33, 34][..])
     );
     // It commits behind the sync's back, and what comes after it may survive: so it has to.
-    log.fill(&late, &change(2, 0, 2, 150).op());
+    log.fill(&late, &change(2, 0, 2, 150).op(), NOW);
     log.commit(&late).unwrap();
     let found = scan(&worst(&image), Lost::Unsynced).unwrap();
     assert_eq!((firsts(&found), found.damaged.len()), (vec![32, 35, 36], 0));
@@ -117,8 +122,8 @@ fn either_a_sync_sees_the_writer_or_the_writer_sees_the_sync() {
         let words = LocalWords::default();
         let other = Log::start(&image, &words, Promise::AtSync).unwrap();
         let late = other.reserve(OTHER, 1).unwrap();
-        other.fill(&late, &change(2, 0, 2, 60).op());
-        let end = other.append(OTHER, &change(1, 0, 1, 5).op()).unwrap();
+        other.fill(&late, &change(2, 0, 2, 60).op(), NOW);
+        let end = other.append(OTHER, &change(1, 0, 1, 5).op(), NOW).unwrap();
         let then = || match writer_is_between {
             true => other.commit(&late).unwrap(),
             false => other.persist_up_to(OTHER, end).unwrap(),
@@ -149,9 +154,9 @@ fn what_a_crash_tore_of_an_entry_that_was_passed_is_a_hole_and_no_damage() {
     let image = made(32, Promise::AtSync, PersistenceDomain::PageCache);
     let log = Log::start(&image, LocalWords::default(), Promise::AtSync).unwrap();
     let late = log.reserve(OTHER, 1).unwrap();
-    let end = log.append(ME, &change(1, 0, 1, 5).op()).unwrap();
+    let end = log.append(ME, &change(1, 0, 1, 5).op(), NOW).unwrap();
     log.persist_up_to(ME, end).unwrap();
-    log.fill(&late, &change(2, 0, 2, 60).op());
+    log.fill(&late, &change(2, 0, 2, 60).op(), NOW);
     image.fail_after_psyncs(0);
     log.commit(&late).unwrap_err();
     // Its header and its word have come to the medium by themselves, and its data has not.
@@ -166,11 +171,11 @@ fn a_recovery_makes_durable_what_it_goes_by() {
     let image = made(32, Promise::AtSync, PersistenceDomain::PageCache);
     let log = Log::start(&image, LocalWords::default(), Promise::AtSync).unwrap();
     let _dead = log.reserve(OTHER, 1).unwrap();
-    log.append(ME, &change(1, 0, 1, 5).op()).unwrap();
+    log.append(ME, &change(1, 0, 1, 5).op(), NOW).unwrap();
     // All processes died, and nothing was lost; the machine dies when the first byte may be in its file.
     let found = scan(&image, Lost::Nothing).unwrap();
     assert_eq!(firsts(&found), [33]);
-    let mut recovery = Recovery::begin(&image, found, Policy::Hold).unwrap();
+    let mut recovery = Recovery::begin(&image, found, Policy::Hold, &Judged::default()).unwrap();
     recovery.poll().expect("there is something to be done");
     let found = scan(&worst(&image), Lost::Unsynced).unwrap();
     assert_eq!((firsts(&found), found.damaged.len(), found.end), (vec![33], 0, 34));
@@ -182,7 +187,7 @@ fn what_is_seen_committed_is_secured_before_it_is_carried_out() {
         let image = made(32, promise, PersistenceDomain::PageCache);
         let log = Log::start(&image, LocalWords::default(), promise).unwrap();
         let reserved = log.reserve(OTHER, 3).unwrap();
-        log.fill(&reserved, &change(1, 0, 1, 150).op());
+        log.fill(&reserved, &change(1, 0, 1, 150).op(), NOW);
         // Its writer dies, or is held up, between the word and its wait.
         image.fail_after_psyncs(1);
         assert_eq!(log.commit(&reserved).is_ok(), promise == Promise::AtSync);
@@ -198,7 +203,7 @@ fn what_is_seen_committed_is_secured_before_it_is_carried_out() {
 fn a_medium_that_fails_is_said_to_have_and_nothing_is_promised() {
     let image = made(8, Promise::AtSync, PersistenceDomain::PageCache);
     let log = Log::start(&image, LocalWords::default(), Promise::AtSync).unwrap();
-    let end = log.append(ME, &change(1, 0, 1, 1).op()).unwrap();
+    let end = log.append(ME, &change(1, 0, 1, 1).op(), NOW).unwrap();
     image.fail_after_psyncs(0);
     for _ in 0..2 {
         assert!(matches!(log.persist_up_to(ME, end), Err(AppendError::Medium(_))), "and again");
@@ -227,7 +232,7 @@ fn what_nobody_synced_is_a_prefix() {
     let image = made(32, Promise::AtSync, PersistenceDomain::PageCache);
     let log = Log::start(&image, LocalWords::default(), Promise::AtSync).unwrap();
     for n in 0..4 {
-        log.append(ME, &change(1, n, 1, 1).op()).unwrap();
+        log.append(ME, &change(1, n, 1, 1).op(), NOW).unwrap();
     }
     let layout = *log.layout();
     // The third alone gets to the medium, and the first two with it; the second is lost.
@@ -252,7 +257,7 @@ fn a_claim_that_did_not_move_the_head_is_helped_on() {
     words.store(Word::Head, dead.first());
     assert_eq!(log.look(8), Look::Pending { first: 8, owner: OTHER });
     words.store(Word::Head, dead.first());
-    assert_eq!(log.append(ME, &change(1, 0, 1, 1).op()).unwrap(), 11);
+    assert_eq!(log.append(ME, &change(1, 0, 1, 1).op(), NOW).unwrap(), 11);
     assert!(!log.abandon(8, ME).unwrap(), "it is not this one's");
     assert!(log.abandon(8, OTHER).unwrap());
     assert!(!log.abandon(10, ME).unwrap(), "it is committed");
@@ -264,7 +269,7 @@ fn a_claim_that_did_not_move_the_head_is_helped_on() {
 fn a_log_that_was_not_closed_is_recovered_first() {
     let image = made(8, Promise::AtReturn, PersistenceDomain::Adr);
     let log = Log::start(&image, LocalWords::default(), Promise::AtReturn).unwrap();
-    log.append(ME, &change(1, 3, 7, 2).op()).unwrap();
+    log.append(ME, &change(1, 3, 7, 2).op(), NOW).unwrap();
     assert!(matches!(log.close(), Err(OpenError::Dirty)));
     let crashed = worst(&image);
     let start = |image: &CrashImage| Log::start(image.clone(), LocalWords::default(), Promise::AtReturn);
@@ -286,10 +291,10 @@ fn a_claim_that_nobody_wrote_is_an_error_and_no_hang_and_a_start_mends_it() {
     let claim = layout.data(0) - 4096 + 16;
     let log = Log::start(&image, LocalWords::default(), Promise::AtReturn).unwrap();
     image.store_u64(claim, 5 << 40);
-    assert!(matches!(log.append(ME, &change(1, 0, 1, 1).op()), Err(AppendError::Damaged { index: 8 })));
+    assert!(matches!(log.append(ME, &change(1, 0, 1, 1).op(), NOW), Err(AppendError::Damaged { index: 8 })));
     log.close().unwrap();
     let log = Log::start(&image, LocalWords::default(), Promise::AtReturn).unwrap();
-    assert_eq!(log.append(ME, &change(1, 0, 1, 1).op()).unwrap(), 9);
+    assert_eq!(log.append(ME, &change(1, 0, 1, 1).op(), NOW).unwrap(), 9);
 }
 
 #[test]
@@ -297,10 +302,10 @@ fn words_in_a_mapping_are_words_too() {
     let image = made(8, Promise::AtReturn, PersistenceDomain::Adr);
     let mapping = CrashImage::new(64 + WORDS_LEN, PersistenceDomain::Process);
     let log = Log::start(&image, MappedWords::new(&mapping, 64), Promise::AtReturn).unwrap();
-    log.append(ME, &change(1, 0, 1, 1).op()).unwrap();
+    log.append(ME, &change(1, 0, 1, 1).op(), NOW).unwrap();
     let other = Log::attach(&image, MappedWords::new(&mapping, 64)).unwrap();
     assert_eq!((other.head(), other.tail(), other.promise()), (9, 8, Promise::AtReturn));
-    assert_eq!(other.append(OTHER, &change(1, 0, 1, 1).op()).unwrap(), 10);
+    assert_eq!(other.append(OTHER, &change(1, 0, 1, 1).op(), NOW).unwrap(), 10);
     assert_eq!(log.head(), 10);
 }
 
@@ -317,7 +322,7 @@ fn a_slot_of_the_table_is_durable_before_an_entry_names_it() {
             // The slot was another file's, of which no entry is left.
             let file = FileTable::attach(image, layout, 8).register(&identity(9), 8).unwrap();
             let log = Log::attach(image, &words).unwrap();
-            log.append(ME, &change(file.0, 0, 1, 9).op()).unwrap();
+            log.append(ME, &change(file.0, 0, 1, 9).op(), NOW).unwrap();
             image.note(1);
         },
         |crashed, notes| {
@@ -356,7 +361,7 @@ fn a_group_and_a_sync_in_every_way_that_a_crash_can_leave_them() {
             |image| {
                 let log = Log::attach(image, &words).unwrap();
                 for (n, write) in writes.iter().enumerate() {
-                    let end = log.append(ME, &write.op()).unwrap();
+                    let end = log.append(ME, &write.op(), NOW).unwrap();
                     if n == 0 {
                         log.persist_up_to(ME, end).unwrap();
                     }

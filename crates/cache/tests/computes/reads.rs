@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use remanence_cache::cleaner::{Action, Cleaner, Feed, Options as Cleaning, Token};
-use remanence_cache::entry::Owner;
+use remanence_cache::entry::{Mtime, Owner};
 use remanence_cache::format::{Lost, Promise};
 use remanence_cache::log::{AppendError, Log};
 use remanence_cache::op::Op;
@@ -119,7 +119,7 @@ impl<'a> World<'a> {
             Err(AppendError::Full { .. }) => return None,
             Err(error) => panic!("{error}"),
         };
-        self.log.fill(&reserved, op);
+        self.log.fill(&reserved, op, Mtime::UNKNOWN);
         self.log.commit(&reserved).expect("the medium stands");
         Some(reserved.first())
     }

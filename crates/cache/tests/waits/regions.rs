@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use remanence_cache::cleaner::{Action, Cleaner, Feed, Options};
-use remanence_cache::entry::{Kind, Owner};
+use remanence_cache::entry::{Kind, Mtime, Owner};
 use remanence_cache::format::{self, Geometry, Lost, Promise};
 use remanence_cache::log::{AppendError, Log};
 use remanence_cache::op::Op;
@@ -43,7 +43,7 @@ fn writers_a_sync_and_a_cleaner_run_beside_each_other() {
                         let bytes = bytes(writer, number);
                         let op = Op::Write { file, offset: number << 20, bytes: &bytes };
                         let end = loop {
-                            match log.append(owner, &op) {
+                            match log.append(owner, &op, Mtime::UNKNOWN) {
                                 Ok(end) => break end,
                                 Err(AppendError::Full { .. }) => thread::yield_now(),
                                 Err(error) => panic!("{error}"),
@@ -127,7 +127,7 @@ fn a_log_in_a_file_is_found_again_and_what_was_synced_is_there() {
         path: b"/data/db".to_vec(),
     };
     let file = FileTable::empty(&medium, layout).register(&identity, log.tail()).unwrap();
-    let end = log.append(Owner::new(1), &Op::Write { file, offset: 5, bytes: &[7; 300] }).unwrap();
+    let end = log.append(Owner::new(1), &Op::Write { file, offset: 5, bytes: &[7; 300] }, Mtime(9)).unwrap();
     log.persist_up_to(Owner::new(1), end).unwrap();
     drop(medium);
     let medium = open(false);

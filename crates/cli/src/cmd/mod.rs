@@ -49,7 +49,7 @@ pub(crate) enum Command {
     Verbs(verbs::Args),
     /// Run an unmodified program with its syncs absorbed by a log
     Run(run::Args),
-    /// The log of `rem run`, and its daemon
+    /// The log of `rem run`: its daemon, what it has, and recovery after a crash
     Cache(cache::Args),
     /// Explore everything that can happen, and say what was seen
     Check(check::Args),

@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 use remanence_cache::cleaner::Action;
 use remanence_cache::format::{self, Lost};
 use remanence_cache::op::Op;
-use remanence_cache::recovery::{Policy, Recovery, scan};
+use remanence_cache::recovery::{Judged, Policy, Recovery, scan};
 use remanence_cache::table::Identity;
 use remanence_cache_live::command;
 
@@ -186,11 +186,11 @@ impl Old {
             let file = File::options().read(true).write(true).open(&target).expect("it is there");
             files.insert(*inode, (path.clone(), target, file));
         }
-        let mut recovery = Recovery::begin(&medium, found, Policy::Hold).expect("it begins");
+        let mut recovery = Recovery::begin(&medium, found, Policy::Hold, &Judged::default()).expect("it begins");
         let mut payload = Vec::new();
         while let Some((token, action)) = recovery.poll() {
             if let Action::Apply { entry } = action {
-                recovery.payload(&medium, &entry, &mut payload).expect("it was whole");
+                recovery.scan().payload(&medium, &entry, &mut payload).expect("it was whole");
                 let identity = Identity::read(&medium, &layout, entry.file).expect("a file");
                 if let (Some((_, _, file)), Some(op)) = (files.get(&identity.inode), entry.op(&payload)) {
                     carry_out(file, &op);

@@ -1,4 +1,4 @@
-//! `rem cache`: the daemon of a write cache, and what is asked of it.
+//! `rem cache start`, `status`, `drain`, `stop`: the daemon of a write cache, and what is asked of it.
 
 use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
@@ -14,27 +14,9 @@ use crate::serving::{print_line, when_asked};
 use crate::signals::Stop;
 use crate::ui::{self, Mood};
 
-#[derive(clap::Args, Debug)]
-pub(crate) struct Args {
-    #[command(subcommand)]
-    verb: Verb,
-}
-
-#[derive(clap::Subcommand, Debug)]
-enum Verb {
-    /// Own a log, and have what programs write into it synced into their files; `rem run` starts one where none is
-    Start(Start),
-    /// What a log has, who uses it, and which files are not absorbed
-    Status(Status),
-    /// Wait until all that is in a log now is in its files
-    Drain(Of),
-    /// Drain a log, close it, and end its daemon
-    Stop(Of),
-}
-
 /// Which log is meant.
 #[derive(clap::Args, Clone, Debug)]
-pub(super) struct Of {
+pub(in crate::cmd) struct Of {
     /// The log's file, made if it is not there; `shm` is one in memory, which survives the death of any process, and no loss of power
     #[arg(long, value_name = "FILE", default_value = "shm")]
     log: PathBuf,
@@ -42,7 +24,7 @@ pub(super) struct Of {
 
 impl Of {
     /// Where it is.
-    pub(super) fn path(&self) -> Result<PathBuf, Fail> {
+    pub(in crate::cmd) fn path(&self) -> Result<PathBuf, Fail> {
         if self.log == Path::new("shm") {
             let user = rustix::process::geteuid().as_raw();
             return Ok(format!("/dev/shm/remanence-cache-{user}.log").into());
@@ -53,22 +35,22 @@ impl Of {
 
 /// How a daemon is started.
 #[derive(clap::Args, Clone, Debug)]
-pub(super) struct Start {
+pub(in crate::cmd) struct Start {
     #[command(flatten)]
-    pub(super) of: Of,
+    pub(in crate::cmd) of: Of,
     /// Size of a log that is made
     #[arg(long, value_name = "SIZE", default_value = "128M")]
-    pub(super) size: Size,
+    pub(in crate::cmd) size: Size,
     /// Cache only what is below one of these directories
     #[arg(long, value_name = "PATH")]
-    pub(super) include: Vec<PathBuf>,
+    pub(in crate::cmd) include: Vec<PathBuf>,
     /// Cache nothing that is below one of these
     #[arg(long, value_name = "PATH")]
-    pub(super) exclude: Vec<PathBuf>,
+    pub(in crate::cmd) exclude: Vec<PathBuf>,
 }
 
 #[derive(clap::Args, Debug)]
-struct Status {
+pub(in crate::cmd) struct Status {
     #[command(flatten)]
     of: Of,
     /// As JSON
@@ -79,16 +61,7 @@ struct Status {
 /// Bytes that an entry takes.
 const ENTRY: u64 = 4096 + 64;
 
-pub(crate) fn run(args: &Args) -> Result<(), Fail> {
-    match &args.verb {
-        Verb::Start(args) => start(args),
-        Verb::Status(args) => status(args),
-        Verb::Drain(of) => asked(&of.path()?, "drained", command::drain),
-        Verb::Stop(of) => asked(&of.path()?, "closed", command::stop),
-    }
-}
-
-fn start(args: &Start) -> Result<(), Fail> {
+pub(in crate::cmd) fn start(args: &Start) -> Result<(), Fail> {
     let absolute = |paths: &[PathBuf]| -> Result<Vec<PathBuf>, Fail> {
         let place = |path: &PathBuf| {
             // As the kernel says the paths of open files.
@@ -109,6 +82,14 @@ fn start(args: &Start) -> Result<(), Fail> {
     serve(&options, ended.as_fd(), ready).map_err(|why| Fail::new(why.to_string()))
 }
 
+pub(in crate::cmd) fn drain(of: &Of) -> Result<(), Fail> {
+    asked(&of.path()?, "drained", command::drain)
+}
+
+pub(in crate::cmd) fn stop(of: &Of) -> Result<(), Fail> {
+    asked(&of.path()?, "closed", command::stop)
+}
+
 fn asked(log: &Path, done: &str, ask: fn(&Path) -> std::io::Result<()>) -> Result<(), Fail> {
     ask(log).map_err(|why| refused(log, &why))?;
     ui::print(format!("{} is {done}", log.display()));
@@ -126,11 +107,11 @@ fn refused(log: &Path, why: &std::io::Error) -> Fail {
 }
 
 /// How a daemon stands; `None` if there is none.
-pub(super) fn standing(log: &Path) -> Option<Value> {
+pub(in crate::cmd) fn standing(log: &Path) -> Option<Value> {
     serde_json::from_str(&command::status(log).ok()?).ok()
 }
 
-fn status(args: &Status) -> Result<(), Fail> {
+pub(in crate::cmd) fn status(args: &Status) -> Result<(), Fail> {
     let log = args.of.path()?;
     let text = command::status(&log).map_err(|why| refused(&log, &why))?;
     let status: Value =
@@ -187,7 +168,7 @@ fn tell(status: &Value, since: &Value) {
 }
 
 /// The same on stderr, behind a program that has ended.
-pub(super) fn report(status: &Value, since: &Value) {
+pub(in crate::cmd) fn report(status: &Value, since: &Value) {
     for (name, text) in lines(status, since) {
         anstream::eprintln!("rem: {name}: {text}");
     }

@@ -1,0 +1,3 @@
+//! What waits: real files.
+
+mod real_files;
