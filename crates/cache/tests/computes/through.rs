@@ -136,7 +136,8 @@ impl Run {
             }
             clock += if matches!(step, 8) { GRACE + 1 } else { 1000 };
             value += 1;
-            let offset = choices.pick(LEN - 600) as u64;
+            // Many overlap.
+            let offset = choices.pick(12) as u64 * 500;
             let len = if choices.pick(2) == 0 { 600 } else { 1 + choices.pick(40) };
             let bytes = vec![value; len];
             match step {
