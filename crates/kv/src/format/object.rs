@@ -188,15 +188,21 @@ pub struct Object<'a> {
 }
 
 impl<'a> Object<'a> {
+    /// The header of an object at this place.
+    fn header_at(bytes: &[u8], place: &ObjectAddress) -> Result<Header, Flaw> {
+        let header = Header::parse(bytes)?;
+        if header.epoch != place.epoch {
+            return Err(Flaw::Torn);
+        }
+        Ok(header)
+    }
+
     /// The object at this place, of which `bytes` are the first ones.
     ///
     /// # Errors
     /// There is no whole object, or more bytes are needed to tell.
     pub fn parse(bytes: &'a [u8], place: &ObjectAddress) -> Result<Self, Flaw> {
-        let header = Header::parse(bytes)?;
-        if header.epoch != place.epoch {
-            return Err(Flaw::Torn);
-        }
+        let header = Self::header_at(bytes, place)?;
         let Some(object) = usize::try_from(header.len()).ok().and_then(|len| bytes.get(..len)) else {
             return Err(Flaw::Short(header.len()));
         };
@@ -213,10 +219,7 @@ impl<'a> Object<'a> {
     /// # Errors
     /// It cannot be the start of an object at this place, or more bytes are needed for its key.
     pub fn front(bytes: &'a [u8], place: &ObjectAddress) -> Result<Self, Flaw> {
-        let header = Header::parse(bytes)?;
-        if header.epoch != place.epoch {
-            return Err(Flaw::Torn);
-        }
+        let header = Self::header_at(bytes, place)?;
         let end = HEADER_LEN + usize::from(header.key_len);
         let (key, value) =
             bytes[HEADER_LEN..].split_at_checked(header.key_len.into()).ok_or(Flaw::Short(end as u64))?;

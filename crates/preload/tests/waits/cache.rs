@@ -186,7 +186,8 @@ impl Old {
             let file = File::options().read(true).write(true).open(&target).expect("it is there");
             files.insert(*inode, (path.clone(), target, file));
         }
-        let mut recovery = Recovery::begin(&medium, found, Policy::Hold, &Judged::default()).expect("it begins");
+        let mut recovery =
+            Recovery::begin(&medium, found, Policy::Hold, &Judged::default()).expect("it begins");
         let mut payload = Vec::new();
         while let Some((token, action)) = recovery.poll() {
             if let Action::Apply { entry } = action {
