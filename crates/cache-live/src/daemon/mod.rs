@@ -200,7 +200,13 @@ struct Daemon {
 impl Daemon {
     fn open(options: &Options) -> Result<(Self, OwnedFd), DaemonError> {
         let path = std::path::absolute(&options.log).map_err(system(options.log.display().to_string()))?;
-        let failed = |why: OpenError| DaemonError::Log(path.clone(), why);
+        let failed = |why: OpenError| match why {
+            OpenError::Dirty => {
+                let log = path.display();
+                DaemonError::Said(format!("{log}: {why}, with `rem cache recover {log}`"))
+            }
+            why => DaemonError::Log(path.clone(), why),
+        };
         let said = |what: &Path| what.display().to_string();
         let geometry = Geometry::usual(options.entries);
         let made = !path.exists();
@@ -467,7 +473,7 @@ impl Daemon {
         match &self.failed {
             None => Ok(self.cleaner.is_idle() && self.log.used() == 0),
             Some(why) => Err(DaemonError::Said(format!(
-                "{why}: what is in the log {} is kept; recover it",
+                "{why}: what is in the log is kept, and `rem cache recover {}` brings it into its files",
                 self.path.display()
             ))),
         }

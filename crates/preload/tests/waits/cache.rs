@@ -33,7 +33,7 @@ fn built() -> &'static Path {
 
 /// A program with a trap.
 pub(crate) fn traps() -> PathBuf {
-    built().join("examples/traps")
+    built().join("examples/cache_traps")
 }
 
 /// A directory with a log and its daemon, which goes with the test.

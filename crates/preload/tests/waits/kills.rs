@@ -6,7 +6,7 @@ use crate::cache::{Cache, Talk, traps};
 
 const NEVER: u64 = 3000;
 
-/// Bytes of a record of `traps forever`.
+/// Bytes of a record of `cache_traps forever`.
 const RECORD: usize = 600;
 
 /// The highest number that a program has said before it ended.

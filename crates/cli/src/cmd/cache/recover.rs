@@ -1,9 +1,11 @@
 //! `rem cache recover`.
 
+use std::fs::File;
 use std::path::PathBuf;
 
 use remanence_cache::format::{self, Held};
 use remanence_cache::recovery::{self, Outcome, Policy, Scan};
+use remanence_cache_live::daemon::retire;
 use remanence_cache_live::recover::real::{RealFiles, lost};
 use remanence_cache_live::recover::{FileReport, Name, NameState, Options, Report, State, recover};
 use serde_json::{Value, json};
@@ -55,6 +57,8 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
     } else {
         refuse_empty(&args.log)?;
         let region = format::file_options().open(&args.log).map_err(|e| bad(&e))?;
+        // Programs that a killed daemon has left append nothing to it any more.
+        File::open(&args.log).map_err(|e| bad(&e)).and_then(|log| retire(&log).map_err(|e| bad(&e)))?;
         let scan = recovery::scan(&region, lost(&args.log)).map_err(|e| bad(&e))?;
         let report = recover(&region, scan.clone(), &RealFiles, &options).map_err(|e| bad(&e))?;
         (scan, report)
