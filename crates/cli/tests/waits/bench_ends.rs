@@ -30,6 +30,16 @@ fn marked(mark: &str) -> Vec<String> {
     processes.collect()
 }
 
+/// A bench that ignores no signal from the start: a shell has the programs that it runs in the background ignore SIGINT, a runner of tests for one, and what
+/// is ignored stays so.
+fn bench() -> Command {
+    let rem = rem();
+    let mut command = Command::new("env");
+    command.arg("--default-signal=INT,TERM,HUP").arg(rem.get_program());
+    command.envs(rem.get_envs().filter_map(|(name, value)| Some((name, value?)))).arg("bench");
+    command
+}
+
 /// What is there of this bench in memory.
 fn in_memory(bench: u32) -> Vec<String> {
     let begin = format!("rem-bench-{bench}-");
@@ -51,8 +61,8 @@ fn ends(words: &[&str], has_directory: bool, signal: (&str, i32)) {
     let json = other.path().join("report.json");
     let random = RandomState::new().hash_one(words);
     let mark = format!("{random:x}");
-    let mut command = rem();
-    command.args(["bench"]).args(words).arg("--json").arg(&json);
+    let mut command = bench();
+    command.args(words).arg("--json").arg(&json);
     if has_directory {
         command.arg(if words[0] == "erda" { "--dir" } else { "--directory" }).arg(dir.path());
     }
