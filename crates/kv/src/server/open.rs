@@ -270,6 +270,11 @@ impl<M: Medium + Clone> Server<M> {
             scrubbing: (0, BTreeSet::new()),
         };
         let mut recovered = server.recover()?;
+        if server.index.used == 0 {
+            // Else what is written before the first round would be admitted as if there were always room.
+            server.round = super::round::Round::of_none();
+            server.log.loads.shed = u64::MAX;
+        }
         let lost = server.findings.iter().filter(|finding| finding.fate == Fate::Lost).count() as u64;
         recovered.lost = lost;
         recovered.mended = server.findings.len() as u64 - lost;

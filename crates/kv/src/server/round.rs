@@ -44,6 +44,11 @@ impl Round {
         Self { at: 0, whole: false, counts: [0; 256], ends: 0, last: 0 }
     }
 
+    /// Of a store that has no keys: there is nothing to count.
+    pub(super) const fn of_none() -> Self {
+        Self { whole: true, ends: u64::MAX, ..Self::new() }
+    }
+
     /// The counts are those of the whole store.
     pub(super) const fn is_whole(&self) -> bool {
         self.whole
