@@ -133,9 +133,6 @@ fn appends(path: &Path) {
             file.write_all(&vec![byte; 1 + n % 90]).expect("room");
             // It appends all the same.
             file.write_at(&[byte; 4], 0).expect("room");
-            if n % 50 == 0 {
-                file.sync_data().expect("a disk");
-            }
         }
     };
     forked(|| write(b'c'), || write(b'p'));

@@ -18,7 +18,8 @@ fn sqlite(mode: &str, files: &[&str]) {
     let made = Command::new("sqlite3").arg(cache.path("db")).arg(begin).stdout(Stdio::null()).status();
     assert!(made.expect("sqlite3").success());
     let mut shell = Talk::with(cache.command("sqlite3").args(["-batch", "db"]));
-    shell.say("PRAGMA synchronous=FULL; PRAGMA wal_autocheckpoint=0;\n");
+    // In the rollback mode it waits for those who read.
+    shell.say("PRAGMA busy_timeout=60000; PRAGMA synchronous=FULL; PRAGMA wal_autocheckpoint=0;\n");
     let mut rows = 0;
     let mut insert = |shell: &mut Talk, count: u32| {
         for n in 0..count {
