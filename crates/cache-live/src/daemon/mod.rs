@@ -209,7 +209,16 @@ impl Daemon {
         };
         let said = |what: &Path| what.display().to_string();
         let geometry = Geometry::usual(options.entries);
-        let made = !path.exists();
+        let made = match fs::metadata(&path) {
+            // Whoever owns it reads all that is written through it.
+            Ok(found) if found.uid() != rustix::process::geteuid().as_raw() => {
+                let log = path.display();
+                return Err(DaemonError::Said(format!(
+                    "{log} belongs to another user: name a log of your own"
+                )));
+            }
+            found => found.is_err(),
+        };
         let open = format::file_options();
         let open = if made { open.create_new(geometry.size()) } else { open };
         let region = open.open(&path)?;

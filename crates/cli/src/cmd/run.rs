@@ -4,7 +4,9 @@
 //! under `rem verbs`.
 
 use std::ffi::{OsStr, OsString};
+use std::fs::File;
 use std::io::{BufRead as _, BufReader};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -13,6 +15,8 @@ use std::sync::atomic::AtomicBool;
 
 use remanence_cache_live::daemon::socket_of;
 use remanence_intercept::{InspectError, Obstacle};
+use rustix::fs::OFlags;
+use rustix::process::geteuid;
 use serde_json::Value;
 use signal_hook::consts::{SIGINT, SIGQUIT, SIGTERM};
 
@@ -161,8 +165,18 @@ fn started(start: &Start, log: &Path) -> Result<Value, Fail> {
     let mut errors = log.as_os_str().to_owned();
     errors.push(".err");
     let errors = PathBuf::from(errors);
-    let told =
-        std::fs::File::create(&errors).context(|| format!("{} cannot be written", errors.display()))?;
+    // What somebody else has put there, in a directory that all may write to, is neither written to nor followed; and nothing is cut short.
+    let told = File::options()
+        .append(true)
+        .create(true)
+        .mode(0o600)
+        .custom_flags(OFlags::NOFOLLOW.bits().cast_signed())
+        .open(&errors)
+        .context(|| format!("{} cannot be written", errors.display()))?;
+    let before = told.metadata().context(|| format!("{} cannot be read", errors.display()))?;
+    if before.uid() != geteuid().as_raw() {
+        return Err(Fail::new(format!("{} belongs to another user: name another log", errors.display())));
+    }
     let own = std::env::current_exe().context(|| "this program's file is not known".into())?;
     // Through a shell, that ends at once: the daemon is not to be a child of the program.
     let mut command = Command::new("/bin/sh");
@@ -185,7 +199,11 @@ fn started(start: &Start, log: &Path) -> Result<Value, Fail> {
     // Another one may have been quicker.
     cache::standing(log).ok_or_else(|| {
         let said = std::fs::read_to_string(&errors).unwrap_or_default();
-        let said = said.trim().strip_prefix("rem: ").unwrap_or(said.trim()).to_owned();
+        let said = said.get(before.len() as usize..).unwrap_or_default().trim();
+        let said = said.strip_prefix("rem: ").unwrap_or(said).to_owned();
+        if before.len() == 0 {
+            let _ = std::fs::remove_file(&errors);
+        }
         Fail::new(if said.is_empty() { format!("the daemon of {} has ended", log.display()) } else { said })
     })
 }

@@ -95,3 +95,27 @@ fn what_cannot_be_caught_is_refused_before_it_starts() {
     assert!(said.stderr.contains("set-user-ID"), "{}", said.stderr);
     assert!(!place.0.join("log").exists(), "no daemon was started for it");
 }
+
+/// Else it would read what is written, or have a file of somebody else's cut short.
+#[test]
+fn what_another_user_has_put_in_the_place_of_a_log_is_not_used() {
+    let Some(place) = Place::new("stranger") else { return };
+    let there = |name: &str| place.0.join(name);
+    std::fs::write(there("kept"), "kept").expect("room");
+    std::os::unix::fs::symlink(there("kept"), there("one.err")).expect("a link");
+    place.said(&["run", "--log", "one", "--", "true"]).bad("one.err cannot be written");
+    std::fs::write(there("two.err"), "kept").expect("room");
+    std::fs::write(there("two"), "this is no log").expect("room");
+    place.said(&["run", "--log", "two", "--", "true"]).bad("something else than a log");
+    for name in ["kept", "two.err"] {
+        let bytes = std::fs::read_to_string(there(name)).expect("it is there");
+        assert!(bytes.starts_with("kept"), "{name}: {bytes}");
+    }
+    std::fs::write(there("three"), "").expect("room");
+    if std::os::unix::fs::chown(there("three"), Some(65_534), None).is_err() {
+        println!("SKIPPED: only root can give a file to another user");
+        return;
+    }
+    place.said(&["run", "--log", "three", "--", "true"]).bad("belongs to another user");
+    assert!(!there("three.err").exists(), "it was empty");
+}
