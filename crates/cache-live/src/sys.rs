@@ -245,7 +245,17 @@ impl Socket {
         }
         let len = size_of::<libc::sockaddr_un>() as u64;
         call(libc::SYS_connect, [fd_of(socket.0), (&raw const address.0) as u64, len])?;
-        Ok(socket)
+        if socket.user()? != call(libc::SYS_geteuid, [])? { Err(libc::EPERM) } else { Ok(socket) }
+    }
+
+    /// Who listens. In a directory that all may write to, anybody may: descriptors of files are sent there, and what comes back is mapped.
+    fn user(&self) -> Result<u64, Errno> {
+        let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+        let mut len = size_of_val(&peer) as libc::socklen_t;
+        let (level, option) = (libc::SOL_SOCKET as u64, libc::SO_PEERCRED as u64);
+        let (to, len) = ((&raw mut peer) as u64, (&raw mut len) as u64);
+        call(libc::SYS_getsockopt, [fd_of(self.0), level, option, to, len])?;
+        Ok(peer.uid.into())
     }
 
     pub(crate) fn send(&self, bytes: &[u8], fds: &[i32]) -> Result<(), Errno> {

@@ -117,5 +117,23 @@ fn what_another_user_has_put_in_the_place_of_a_log_is_not_used() {
         return;
     }
     place.said(&["run", "--log", "three", "--", "true"]).bad("belongs to another user");
+    // A daemon of theirs, which would be sent descriptors of files.
+    let mut theirs = Command::new("setpriv");
+    theirs.args(["--reuid=65534", "--clear-groups", "--"]).arg(rem().get_program());
+    theirs.current_dir(std::env::temp_dir()).args(["cache", "start", "--log"]).arg(there("four"));
+    std::os::unix::fs::chown(&place.0, Some(65_534), None).expect("as above");
+    let mut theirs = theirs.stdout(std::process::Stdio::piped()).spawn().expect("setpriv runs");
+    let mut line = String::new();
+    let mut out = std::io::BufReader::new(theirs.stdout.take().expect("piped"));
+    std::io::BufRead::read_line(&mut out, &mut line).expect("text");
+    if line != "ready\n" {
+        println!("SKIPPED: another user cannot run the program from where it was built");
+        let _ = theirs.kill();
+        theirs.wait().expect("it ends");
+        return;
+    }
+    place.said(&["cache", "status", "--log", "four"]).bad("Operation not permitted");
+    theirs.kill().expect("it runs");
+    theirs.wait().expect("it ends");
     assert!(!there("three.err").exists(), "it was empty");
 }
