@@ -132,8 +132,9 @@ fn what_another_user_has_put_in_the_place_of_a_log_is_not_used() {
         theirs.wait().expect("it ends");
         return;
     }
-    place.said(&["cache", "status", "--log", "four"]).bad("Operation not permitted");
+    let said = place.said(&["cache", "status", "--log", "four"]);
     theirs.kill().expect("it runs");
     theirs.wait().expect("it ends");
+    said.bad("Operation not permitted");
     assert!(!there("three.err").exists(), "it was empty");
 }
