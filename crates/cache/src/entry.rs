@@ -182,6 +182,23 @@ pub(crate) struct Header {
 }
 
 impl Header {
+    /// That of a place, or of all that its claim has, where there is nothing.
+    pub(crate) fn hole(index: u64, claim: Claim, durable: u64) -> Self {
+        Self {
+            index,
+            claim: claim.word(),
+            durable,
+            mtime: Mtime::UNKNOWN,
+            offset: 0,
+            file: 0,
+            length: 0,
+            data: 0,
+            back: 0,
+            count: claim.count.max(1),
+            kind: Kind::Hole,
+        }
+    }
+
     /// The bytes of the line; those of the commit word are zeros.
     pub(crate) fn emit(&self, salt: u64) -> [u8; HEADER_LEN] {
         let mut line = [0; HEADER_LEN];

@@ -13,6 +13,7 @@
 //! | [`log`] | appending, syncing, passing the dead: lock-free |
 //! | [`table`] | which file a number means |
 //! | [`cleaner`] | carries entries out in batches |
+//! | [`copy`] | the log on other machines: what is sent of it, and how it is made again |
 //! | [`recovery`] | what counts after a crash, and how it comes into its files |
 //! | [`reads`] | the cache in memory over the log: hits, and misses that the log's entries patch |
 //! | [`pages`] | NVPages: pages in persistent memory with a redo log, in the log's place |
@@ -62,6 +63,7 @@
 #![forbid(unsafe_code)]
 
 pub mod cleaner;
+pub mod copy;
 pub mod entry;
 pub mod foreign;
 pub mod format;

@@ -212,7 +212,15 @@ impl<M: Medium, W: Words> Log<M, W> {
         entries - (entries / 8).clamp(1, 64)
     }
 
-    fn claim(&self, index: u64) -> Claim {
+    pub(crate) const fn medium(&self) -> &M {
+        &self.medium
+    }
+
+    pub(crate) const fn words(&self) -> &W {
+        &self.words
+    }
+
+    pub(crate) fn claim(&self, index: u64) -> Claim {
         Claim::of(self.medium.load_u64(self.layout.header(index) + CLAIM))
     }
 
@@ -359,15 +367,23 @@ impl<M: Medium, W: Words> Log<M, W> {
         self.medium.persist(at..at + 8)
     }
 
-    /// Reserves, fills and commits; returns the index behind, for [`persist_up_to`](Self::persist_up_to).
+    /// Reserves, fills and commits; returns the index behind, for [`persist_up_to`](Self::persist_up_to). Where a [copier](crate::copy) has passed it meanwhile
+    /// it is appended once more.
     ///
     /// # Errors
     /// The log is full, the operation too long, or the medium failed.
     pub fn append(&self, owner: Owner, op: &Op<'_>, mtime: Mtime) -> Result<u64, AppendError> {
-        let reserved = self.reserve(owner, self.entries_of(op)?)?;
-        self.fill(&reserved, op, mtime);
-        self.commit(&reserved)?;
-        Ok(reserved.end())
+        let count = self.entries_of(op)?;
+        loop {
+            let reserved = self.reserve(owner, count)?;
+            self.fill(&reserved, op, mtime);
+            self.commit(&reserved)?;
+            // Under the other promise who was passed has waited.
+            fence(Ordering::SeqCst);
+            if self.promise == Promise::AtSync || self.words.load(Word::Passed) <= reserved.first {
+                return Ok(reserved.end());
+            }
+        }
     }
 
     /// Makes all entries durable that are committed and lie below, and with them a prefix of the log. `owner` is whose the mark is,
@@ -419,7 +435,7 @@ impl<M: Medium, W: Words> Log<M, W> {
         survey
     }
 
-    fn committed(&self, first: u64) -> bool {
+    pub(crate) fn committed(&self, first: u64) -> bool {
         let word = self.medium.load_u64(self.layout.header(first));
         let entries = self.layout.geometry.entries;
         commit(self.layout.salt, first, entries, word) != Commit::Unset
@@ -493,19 +509,7 @@ impl<M: Medium, W: Words> Log<M, W> {
         if !is_its || self.committed(first) {
             return Ok(false);
         }
-        self.put_header(&Header {
-            index: first,
-            claim: claim.word(),
-            durable: self.words.load(Word::Durable),
-            mtime: Mtime::UNKNOWN,
-            offset: 0,
-            file: 0,
-            length: 0,
-            data: 0,
-            back: 0,
-            count: claim.count.max(1),
-            kind: Kind::Hole,
-        });
+        self.put_header(&Header::hole(first, claim, self.words.load(Word::Durable)));
         self.commit(&Reserved { first, count: 1, owner: claim.owner }).map(|()| true)
     }
 

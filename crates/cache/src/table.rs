@@ -88,6 +88,16 @@ impl Identity {
         slot
     }
 
+    /// The bytes of a file's slot, whatever they are.
+    pub(crate) fn slot(medium: &impl Medium, layout: &Layout, file: FileId) -> Vec<u8> {
+        let mut slot = vec![0; SLOT_HEAD];
+        medium.read(layout.file(file), &mut slot);
+        let path = u32::from_le_bytes(slot[PATH_LEN..PATH_LEN + 4].try_into().expect("four bytes"));
+        slot.resize(SLOT_HEAD + path.min(layout.geometry.path_max) as usize, 0);
+        medium.read(layout.file(file) + SLOT_HEAD as u64, &mut slot[SLOT_HEAD..]);
+        slot
+    }
+
     /// Reads the slot of a file. `None`: it has none, or its slot is damaged.
     #[must_use]
     pub fn read(medium: &impl Medium, layout: &Layout, file: FileId) -> Option<Self> {

@@ -11,10 +11,13 @@ pub enum Word {
     Head,
     /// Entries below are free. It is never above the persistent tail.
     Tail,
-    /// A sync has gone past entries below without waiting for those in progress: who commits one of them waits itself.
+    /// A sync has gone past entries below without waiting for those in progress: who commits one of them waits itself. Or a copier has: who commits one
+    /// appends it again.
     Passed,
     /// Entries below are durable, but for those that a mark in the log names.
     Durable,
+    /// What is committed below is durable in the log's copies, if it has any.
+    Copied,
 }
 
 /// Words in memory that threads, and processes, have in common. A load acquires, a store releases, and a swap does both; where more is
@@ -57,7 +60,7 @@ impl<W: Words> Words for &W {
 
 /// The words of one process.
 #[derive(Debug, Default)]
-pub struct LocalWords([AtomicU64; 4]);
+pub struct LocalWords([AtomicU64; 5]);
 
 impl Words for LocalWords {
     fn load(&self, word: Word) -> u64 {
@@ -83,7 +86,7 @@ pub struct MappedWords<M> {
 }
 
 /// Bytes that mapped words take.
-pub const WORDS_LEN: u64 = 4 * 64;
+pub const WORDS_LEN: u64 = 5 * 64;
 
 impl<M: Medium> MappedWords<M> {
     /// Those that begin there, at a multiple of 64.

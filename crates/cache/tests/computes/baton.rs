@@ -103,6 +103,11 @@ impl Baton {
         self.state().runs.iter().enumerate().any(|(n, runs)| *runs && n != me)
     }
 
+    /// Whether anybody but these two still runs.
+    pub(crate) fn others_run_but(&self, me: usize, other: usize) -> bool {
+        self.state().runs.iter().enumerate().any(|(n, runs)| *runs && n != me && n != other)
+    }
+
     /// Takes a lock, which its holder's death releases.
     pub(crate) fn lock(&self, me: usize, lock: usize) {
         loop {

@@ -2,6 +2,7 @@
 
 mod baton;
 mod cleaner;
+mod copy;
 mod crash;
 mod damage;
 mod files;
