@@ -123,6 +123,12 @@ const FAILED: usize = 2;
 const SPACE: usize = 3;
 const KICKED: usize = 4;
 const BATCH: usize = 5;
+/// What is asked of the copier, if the log is copied: how often, up to where, and which tail is to be known.
+const ASKED: usize = 16;
+const ASKED_UPTO: usize = 17;
+const ASKED_TAIL: usize = 18;
+/// The tail that the copies are known to have; 0 where there are none.
+const COPIED_TAIL: usize = 19;
 
 impl Segment {
     /// That of these words; `None` if there are too few.
@@ -169,6 +175,74 @@ impl Segment {
     pub(crate) fn freed(self) {
         self.space().fetch_add(1, Ordering::SeqCst);
         sys::wake(self.space());
+    }
+
+    /// The log has copies, whose tail is this: nothing is durable before they have it.
+    pub(crate) fn copied_tail(self, tail: u64) {
+        self.word(COPIED_TAIL).fetch_max(tail, Ordering::SeqCst);
+        sys::wake(self.word(COPIED_TAIL));
+    }
+
+    /// Whether it has.
+    pub(crate) fn is_copied(self) -> bool {
+        self.word(COPIED_TAIL).load(Ordering::SeqCst) != 0
+    }
+
+    /// What is committed below is durable in the log's copies.
+    pub(crate) fn copied_upto(self) -> u64 {
+        self.log().load(Word::Copied)
+    }
+
+    /// The same, said.
+    pub(crate) fn copied(self, upto: u64) {
+        self.log().raise(Word::Copied, upto);
+        sys::wake(self.log().at(Word::Copied));
+    }
+
+    /// The word that changes when something is asked of the copier.
+    pub(crate) fn asked(self) -> &'static AtomicU64 {
+        self.word(ASKED)
+    }
+
+    /// Up to where all is to be copied, and which tail is to be known.
+    pub(crate) fn asked_to_copy(self) -> (u64, u64) {
+        let [upto, tail] = [ASKED_UPTO, ASKED_TAIL].map(|at| self.word(at).load(Ordering::SeqCst));
+        (upto, tail)
+    }
+
+    /// Wakes the copier.
+    pub(crate) fn ask_to_copy(self) {
+        self.word(ASKED).fetch_add(1, Ordering::SeqCst);
+        sys::wake(self.word(ASKED));
+    }
+
+    /// Waits until what is committed below an index is copied, or for so many milliseconds. Whether it is.
+    pub(crate) fn wait_copied(self, upto: u64, milliseconds: u64) -> bool {
+        self.word(ASKED_UPTO).fetch_max(upto, Ordering::SeqCst);
+        self.wait_asked(self.log().at(Word::Copied), upto, milliseconds)
+    }
+
+    /// The same until the copies know that all below a tail is in its files.
+    pub(crate) fn wait_copied_tail(self, tail: u64, milliseconds: u64) -> bool {
+        self.word(ASKED_TAIL).fetch_max(tail, Ordering::SeqCst);
+        self.wait_asked(self.word(COPIED_TAIL), tail, milliseconds)
+    }
+
+    fn wait_asked(self, word: &AtomicU64, least: u64, milliseconds: u64) -> bool {
+        if word.load(Ordering::SeqCst) >= least {
+            return true;
+        }
+        self.ask_to_copy();
+        let until = sys::monotonic().saturating_add(milliseconds * 1_000_000);
+        loop {
+            let seen = word.load(Ordering::SeqCst);
+            let now = sys::monotonic();
+            if seen >= least || self.has_failed() || now >= until {
+                return seen >= least;
+            }
+            // A failure wakes nobody who looked just before: it is looked for now and then.
+            sys::wait(word, seen as u32, (until - now).div_ceil(1_000_000).min(100));
+        }
     }
 
     /// Whether the caller is to tell the daemon that there is work.

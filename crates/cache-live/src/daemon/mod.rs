@@ -8,6 +8,7 @@
 //! **What fails stops it.** After a sync that failed a page cache may have dropped what it could not write, so a second one would prove nothing. The
 //! log keeps everything, the program's next sync says the error, and a recovery writes from the log.
 
+mod copying;
 mod files;
 mod work;
 
@@ -32,10 +33,12 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{PidfdFlags, pidfd_open};
 
+use copying::Copying;
 use files::Files;
 pub use files::Paths;
 use work::{Failed, Job, OwnLog, Worker};
 
+use crate::copies::Copies;
 use crate::segment::{self, CLIENTS, Count, DAEMON, FILES, Segment, why};
 use crate::sys;
 use crate::wire::{self, Answer, Kind, Question};
@@ -59,6 +62,8 @@ pub struct Options {
     pub batch: Option<u64>,
     /// What is cached.
     pub paths: Paths,
+    /// Who has a copy of the log, for which syncs wait.
+    pub copies: Option<Copies>,
 }
 
 /// Why a daemon does not run, or has not ended well.
@@ -178,6 +183,7 @@ struct Daemon {
     segment: Segment,
     segment_file: File,
     segment_path: PathBuf,
+    copying: Option<Copying>,
     worker: Worker,
     cleaner: Cleaner,
     files: Files,
@@ -262,6 +268,20 @@ impl Daemon {
         paths.exclude.push(path.clone());
         let files = Files::new(segment, table, paths).map_err(system("inotify"))?;
         let log = Arc::new(log);
+        let copying = options.copies.as_ref().map(|copies| Copying::start(copies, log.clone(), segment));
+        let copying = match copying.transpose() {
+            Ok(copying) => copying,
+            Err(why) => {
+                // Nobody has it yet, and it is as it was.
+                let _ = fs::remove_file(&segment_path);
+                drop(files);
+                let closed = Arc::into_inner(log).map_or(Ok(()), Log::close).map_err(failed);
+                if made {
+                    let _ = fs::remove_file(&path);
+                }
+                return closed.and(Err(why));
+            }
+        };
         let worker = Worker::start(log.clone()).map_err(system("a thread"))?;
         let listener = listen(&socket_of(&path))?;
         let daemon = Self {
@@ -271,6 +291,7 @@ impl Daemon {
             segment,
             segment_file,
             segment_path,
+            copying,
             worker,
             cleaner,
             files,
@@ -301,6 +322,7 @@ impl Daemon {
             watch(listener.as_fd());
             watch(self.worker.ready());
             watch(self.files.ready());
+            watch(self.copying.as_ref().map_or(self.worker.ready(), Copying::ready));
             self.asking.iter().for_each(|fd| watch(fd.as_fd()));
             self.joined.values().for_each(|joined| watch(joined.lives.as_fd()));
             match poll(&mut fds, timeout.as_ref()) {
@@ -315,7 +337,7 @@ impl Daemon {
 
     /// Does what has to be done for each descriptor that can be read, in the order in which they were watched.
     fn happened(&mut self, ready: &[bool], listener: &OwnedFd) -> Result<(), DaemonError> {
-        let (ready, asked) = ready.split_at(4);
+        let (ready, asked) = ready.split_at(5);
         let (asked, dead) = asked.split_at(self.asking.len());
         if ready[0] && self.ending.is_none() {
             self.end(None);
@@ -325,6 +347,13 @@ impl Daemon {
         }
         if ready[3] {
             self.files.look_for_unlinked().map_err(system("inotify"))?;
+        }
+        if let Some(copying) = &self.copying {
+            let (drains, failed) = copying.take();
+            if drains {
+                self.cleaner.drain_to(self.log.head());
+            }
+            self.failed = self.failed.take().or(failed);
         }
         // The dead first: a process that asks may be what another one became.
         let owners: Vec<u32> = self
@@ -489,12 +518,14 @@ impl Daemon {
     }
 
     fn close(self) -> Result<(), DaemonError> {
-        let Self { worker, log, path, segment_path, files, .. } = self;
+        let Self { worker, log, path, segment_path, files, copying, .. } = self;
+        let copied = copying.map_or(Ok(()), Copying::close);
         drop((worker, files));
         let log = Arc::into_inner(log)
             .ok_or_else(|| DaemonError::Said("the log is still in use by a thread of the daemon".into()))?;
         log.close().map_err(|why| DaemonError::Log(path, why))?;
-        fs::remove_file(&segment_path).map_err(system(segment_path.display().to_string()))
+        fs::remove_file(&segment_path).map_err(system(segment_path.display().to_string()))?;
+        copied
     }
 
     /// Has the cleaner go on as far as it can now.
@@ -591,6 +622,13 @@ impl Daemon {
             (None, None) => "serving",
         };
         let failed = self.failed.as_deref().map_or("null".into(), quoted);
+        let copies = self.copying.as_ref().map_or("null".into(), |copying| {
+            let standing = copying.standing();
+            let lost: Vec<String> =
+                standing.lost.iter().map(|(server, why)| quoted(&format!("{server}: {why}"))).collect();
+            let (acks, members) = standing.quorum;
+            format!("{{\"acks\":{acks},\"members\":{members},\"lost\":[{}]}}", lost.join(","))
+        });
         let mut files = String::new();
         for standing in self.files.standing().take(LISTED) {
             if files.len() > LISTED_MAX {
@@ -608,7 +646,7 @@ impl Daemon {
             );
         }
         format!(
-            "{{\"log\":{},\"state\":\"{state}\",\"failed\":{failed},\"medium\":{},\"entries\":{},\"used\":{},\"tail\":{},\"programs\":{},\
+            "{{\"log\":{},\"state\":\"{state}\",\"failed\":{failed},\"medium\":{},\"entries\":{},\"used\":{},\"tail\":{},\"programs\":{},\"copies\":{copies},\
              \"changes\":{},\"bytes\":{},\"syncs_absorbed\":{},\"syncs_kernel\":{},\"waits\":{},\"refused\":{},\"files\":[{files}]}}",
             quoted(&self.path.to_string_lossy()),
             quoted(self.region.domain().domain().name()),

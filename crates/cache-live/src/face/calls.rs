@@ -206,7 +206,7 @@ impl Face {
             Taken::Gone => return Verdict::Pass,
             Taken::Busy => {
                 let synced = sys::fsync(fd);
-                self.drain(file.last());
+                self.settle(file.last());
                 return Verdict::Return(synced);
             }
         }
@@ -221,8 +221,11 @@ impl Face {
                     file.count_absorbed();
                     return Verdict::Return(0);
                 }
-                // The log has failed, or is in disorder. The kernel has all of the file.
+                // The log has failed, or is in disorder. The kernel has all of the file; but what copies were to have, no disk has for them.
                 file.mark();
+                if self.segment.is_copied() {
+                    return Verdict::Return(-i64::from(libc::EIO));
+                }
                 return Verdict::Pass;
             }
         }
@@ -245,10 +248,13 @@ impl Face {
         let synced = sys::fsync(fd);
         if synced == 0 {
             // Entries from before the change that the log lacks must not be replayed over it.
-            let settled = self.drain(file.last());
+            let settled = self.settle(file.last());
             let changed = Stat::of(fd).map_or(0, |stat| stat.changed);
             file.synced(before, quiet && settled, changed);
             file.count_kernel();
+            if !settled && self.segment.is_copied() {
+                return -i64::from(libc::EIO);
+            }
         }
         synced
     }

@@ -184,7 +184,10 @@ impl Face {
         }
         if value > 0 && owes && !(absorbed && self.persist(me, last)) {
             file.mark();
-            let synced = sys::fsync(fd);
+            let synced = match sys::fsync(fd) {
+                0 if self.segment.is_copied() && !self.settle(last) => -i64::from(libc::EIO),
+                synced => synced,
+            };
             return Some(Verdict::Return(if synced < 0 { synced } else { value }));
         }
         Some(Verdict::Return(value))

@@ -41,6 +41,8 @@ use crate::wire::{self, Answer, Kind, Question};
 const ASK_MS: u64 = 10_000;
 /// How long a sync waits until what is older is in its file.
 const DRAIN_MS: u64 = 30_000;
+/// How long it waits for the log's copies: longer than the daemon looks for servers that it has lost.
+const COPY_MS: u64 = 30_000;
 
 /// All that a program has of the cache.
 #[derive(Debug)]
@@ -232,7 +234,14 @@ impl Face {
         let from = words.load(Word::Durable).max(words.load(Word::Tail));
         // More is never in use: then the words are not what we and the daemon wrote.
         let fair = upto.saturating_sub(from) <= self.lap;
-        fair && !self.segment.has_failed() && self.log.persist_up_to(me.owner, upto).is_ok()
+        fair && !self.segment.has_failed()
+            && self.log.persist_up_to(me.owner, upto).is_ok()
+            && (!self.segment.is_copied() || self.segment.wait_copied(upto, COPY_MS))
+    }
+
+    /// Waits until all below an index is in its file, and whoever recovers from the log's copies would know that.
+    fn settle(&self, upto: u64) -> bool {
+        self.drain(upto) && (!self.segment.is_copied() || self.segment.wait_copied_tail(upto, COPY_MS))
     }
 
     /// This process may change files from now on in ways that nobody sees: nobody begins to absorb while it lives.

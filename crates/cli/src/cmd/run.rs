@@ -21,6 +21,7 @@ use serde_json::Value;
 use signal_hook::consts::{SIGINT, SIGQUIT, SIGTERM};
 
 use super::cache::{self, Start};
+use crate::args::Tokens;
 use crate::fail::{Context as _, Fail};
 
 #[derive(clap::Args, Debug)]
@@ -30,6 +31,7 @@ Examples:
   rem run --log /mnt/pmem/log -- sqlite3 app.db  durable when the log on persistent memory has it
   rem run --log app.log --report -- sqlite3 app.db
                                                  durable when a file that is written in one place has it; and what was done
+  rem run --log a,b,c -- sqlite3 app.db          durable when two of three servers (`rem log serve`) have it
 
 A sync waits for the log, and not for the files; the daemon, which is started if none has the log, has them synced behind it.
 What a log survives is what its medium does: `rem doctor DIRECTORY` says what that is. See docs/cache.md for what is absorbed.")]
@@ -53,6 +55,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
     let program = find(&args.command[0])?;
     let all = caught(&program)?;
     let log = args.start.of.path()?;
+    args.start.reach.copies(args.start.of.name())?;
     let before = match cache::standing(&log) {
         Some(standing) => standing,
         None => started(&args.start, &log)?,
@@ -181,7 +184,17 @@ fn started(start: &Start, log: &Path) -> Result<Value, Fail> {
     // Through a shell, that ends at once: the daemon is not to be a child of the program.
     let mut command = Command::new("/bin/sh");
     command.args(["-c", "\"$@\" &", "sh"]).arg(own);
-    command.args(["cache", "start", "--size", &start.size.0.to_string(), "--log"]).arg(log);
+    // Servers by their names, and a file by its whole path: the daemon works in another directory one day.
+    let name = if start.reach.copies(start.of.name())?.is_some() { start.of.name() } else { log };
+    command.args(["cache", "start", "--size", &start.size.0.to_string(), "--log"]).arg(name);
+    if let Some(acks) = start.reach.acks {
+        command.args(["--acks", &acks.to_string()]);
+    }
+    match &start.reach.tokens {
+        Tokens { token: Some(token), .. } => drop(command.env("REM_TOKEN", token)),
+        Tokens { token_file: Some(file), .. } => drop(command.arg("--token-file").arg(file)),
+        Tokens { .. } => {}
+    }
     for (option, paths) in [("--include", &start.include), ("--exclude", &start.exclude)] {
         for path in paths {
             command.arg(option).arg(path);

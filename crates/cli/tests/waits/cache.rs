@@ -22,11 +22,11 @@ fn library() -> &'static Path {
 }
 
 /// A place on a disk, and a daemon that ends with it.
-struct Place(PathBuf);
+pub(crate) struct Place(pub(crate) PathBuf);
 
 impl Place {
     /// `None`: there are no syncs here that could be absorbed.
-    fn new(name: &str) -> Option<Self> {
+    pub(crate) fn new(name: &str) -> Option<Self> {
         /// ext4, XFS, Btrfs and F2FS.
         const ABSORBED: [u32; 4] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010];
         let found = rustix::fs::statfs("/var/tmp").expect("a file system");
@@ -40,13 +40,13 @@ impl Place {
         Some(Self(place))
     }
 
-    fn rem(&self, arguments: &[&str]) -> Command {
+    pub(crate) fn rem(&self, arguments: &[&str]) -> Command {
         let mut command = rem();
         command.current_dir(&self.0).env("REMANENCE_PRELOAD", library()).args(arguments);
         command
     }
 
-    fn said(&self, arguments: &[&str]) -> Said {
+    pub(crate) fn said(&self, arguments: &[&str]) -> Said {
         run(&mut self.rem(arguments))
     }
 }

@@ -9,6 +9,7 @@ mod load;
 mod bench_ends;
 mod benches;
 mod cache;
+mod cache_copies;
 mod cache_recovery;
 mod commands;
 mod demo;

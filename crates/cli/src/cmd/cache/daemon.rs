@@ -1,14 +1,18 @@
 //! `rem cache start`, `status`, `drain`, `stop`: the daemon of a write cache, and what is asked of it.
 
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use remanence_cache_live::command;
+use remanence_cache_live::copies::Copies;
 use remanence_cache_live::daemon::{Options, Paths, serve};
+use remanence_remotelog::ConnectOptions;
 use serde_json::Value;
 
-use crate::args::Size;
+use crate::args::{Server, Size, Tokens};
 use crate::fail::{Context as _, Fail};
 use crate::serving::{print_line, when_asked};
 use crate::signals::Stop;
@@ -17,27 +21,109 @@ use crate::ui::{self, Mood};
 /// Which log is meant.
 #[derive(clap::Args, Clone, Debug)]
 pub(in crate::cmd) struct Of {
-    /// The log's file, made if it is not there; `shm` is one in memory, which survives the death of any process, and no loss of power
+    /// The log's file, made if it is not there; `shm` is one in memory, which survives the death of any process, and no loss of power; HOST,HOST,.. is
+    /// one in memory with a copy on these servers of `rem log serve`
     #[arg(long, value_name = "FILE", default_value = "shm")]
     log: PathBuf,
 }
 
 impl Of {
+    /// As it was named.
+    pub(in crate::cmd) fn name(&self) -> &Path {
+        &self.log
+    }
+
     /// Where it is.
     pub(in crate::cmd) fn path(&self) -> Result<PathBuf, Fail> {
+        let user = rustix::process::geteuid().as_raw();
         if self.log == Path::new("shm") {
-            let user = rustix::process::geteuid().as_raw();
             return Ok(format!("/dev/shm/remanence-cache-{user}.log").into());
+        }
+        if let Some(servers) = servers(&self.log)? {
+            return Ok(beside(user, servers.iter()));
         }
         std::path::absolute(&self.log).context(|| format!("the log {} has no place", self.log.display()))
     }
 }
+
+/// The servers that a name of a log means, if it means some: several with commas between, or one by its address.
+fn servers(log: &Path) -> Result<Option<Vec<Server>>, Fail> {
+    let Some(text) = log.to_str().filter(|text| !text.contains('/')) else { return Ok(None) };
+    if !text.contains(',') && text.parse::<IpAddr>().is_err() && text.parse::<SocketAddr>().is_err() {
+        return Ok(None);
+    }
+    let all: Result<Vec<Server>, String> = text.split(',').map(str::parse).collect();
+    all.map(Some)
+        .map_err(|why| Fail::new(format!("{why}; a log's file with a comma in its name is called ./NAME")))
+}
+
+/// The log in memory that goes with servers, in whatever order they are named.
+fn beside(user: u32, servers: impl Iterator<Item = impl ToString>) -> PathBuf {
+    let mut names: Vec<String> = servers.map(|server| server.to_string()).collect();
+    names.sort_unstable();
+    let mut crc = crc32fast::Hasher::new();
+    names.iter().for_each(|name| crc.update(name.as_bytes()));
+    format!("/dev/shm/remanence-cache-{user}-{:08x}.log", crc.finalize()).into()
+}
+
+/// The log in memory of a daemon with such copies.
+pub(super) fn copies_path(copies: &Copies) -> Result<PathBuf, Fail> {
+    let all: Result<Vec<Server>, String> = copies.name.split(',').map(str::parse).collect();
+    Ok(beside(rustix::process::geteuid().as_raw(), all.map_err(Fail::new)?.iter()))
+}
+
+/// How servers that have a log's copy are reached.
+#[derive(clap::Args, Clone, Debug)]
+pub(in crate::cmd) struct Reach {
+    #[command(flatten)]
+    pub(in crate::cmd) tokens: Tokens,
+    /// How many of the servers must have what a sync waits for; fixed when their log is made [default: more than half]
+    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(in crate::cmd) acks: Option<u16>,
+}
+
+impl Reach {
+    /// The servers of a log that is named so, if it has some.
+    pub(in crate::cmd) fn copies(&self, log: &Path) -> Result<Option<Copies>, Fail> {
+        match servers(log)? {
+            Some(named) => self.reached(log, &named).map(Some),
+            None if self.acks.is_some() => {
+                Err(Fail::new("--acks is for a log that has copies on servers: name these with --log"))
+            }
+            None => Ok(None),
+        }
+    }
+
+    /// The same where servers are meant in any case.
+    pub(in crate::cmd) fn copies_on(&self, named: &Path) -> Result<Copies, Fail> {
+        let text = named.to_str().unwrap_or_default();
+        let all: Result<Vec<Server>, String> = text.split(',').map(str::parse).collect();
+        self.reached(named, &all.map_err(Fail::new)?)
+    }
+
+    fn reached(&self, name: &Path, named: &[Server]) -> Result<Copies, Fail> {
+        if self.acks.is_some_and(|acks| usize::from(acks) > named.len()) {
+            return Err(Fail::new(format!(
+                "--acks asks for more servers than the {} that were named; name more, or ask for fewer",
+                named.len()
+            )));
+        }
+        let servers = named.iter().map(Server::resolve).collect::<Result<Vec<_>, _>>()?;
+        let connect = ConnectOptions::default().patience(PATIENCE).tokens(self.tokens.load_any()?);
+        Ok(Copies { servers, connect, acks: self.acks, name: name.display().to_string() })
+    }
+}
+
+/// A server that shows no sign of life for so long is done without.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// How a daemon is started.
 #[derive(clap::Args, Clone, Debug)]
 pub(in crate::cmd) struct Start {
     #[command(flatten)]
     pub(in crate::cmd) of: Of,
+    #[command(flatten)]
+    pub(in crate::cmd) reach: Reach,
     /// Size of a log that is made
     #[arg(long, value_name = "SIZE", default_value = "128M")]
     pub(in crate::cmd) size: Size,
@@ -71,7 +157,8 @@ pub(in crate::cmd) fn start(args: &Start) -> Result<(), Fail> {
     };
     let paths = Paths { include: absolute(&args.include)?, exclude: absolute(&args.exclude)? };
     let entries = (args.size.0 / ENTRY).max(64);
-    let options = Options { log: args.of.path()?, entries, batch: None, paths };
+    let copies = args.reach.copies(&args.of.log)?;
+    let options = Options { log: args.of.path()?, entries, batch: None, paths, copies };
     let stop = Stop::listen()?;
     let (ended, end) = UnixStream::pair().context(|| "a pair of sockets cannot be had".into())?;
     when_asked(&stop, false, move || drop(end));
@@ -126,6 +213,14 @@ pub(in crate::cmd) fn status(args: &Status) -> Result<(), Fail> {
     ui::line(mood, "state", format!("{}{failed}", text_of(&status, "state")));
     ui::line(Mood::Note, "entries", format!("{} of {} in use", number("used"), number("entries")));
     ui::line(Mood::Note, "programs", number("programs"));
+    if let Some(copies) = status["copies"].as_object() {
+        let number = |name: &str| copies.get(name).and_then(Value::as_u64).unwrap_or_default();
+        let text = format!("a sync waits for {} of {} servers", number("acks"), number("members"));
+        ui::line(Mood::Note, "copies", text);
+        for lost in copies.get("lost").and_then(Value::as_array).into_iter().flatten() {
+            ui::line(Mood::Bad, "lost", lost.as_str().unwrap_or_default());
+        }
+    }
     tell(&status, &Value::Null);
     Ok(())
 }

@@ -7,6 +7,7 @@ use remanence_cache::Damage;
 use remanence_cache::entry::{Kind, Mtime};
 use remanence_cache::op::{Name, Op};
 use remanence_cache::recovery::{Item, Scan};
+use remanence_cache_live::recover::real::lost;
 use remanence_codec::printable;
 use remanence_pmem::Region;
 use serde_json::{Value, json};
@@ -41,7 +42,7 @@ enum Line<'a> {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Fail> {
-    let (region, scan) = view(&args.log)?;
+    let (region, scan) = view(&args.log, lost(&args.log))?;
     let mut lines: BTreeMap<u64, Line<'_>> = BTreeMap::new();
     lines.extend(scan.holes.iter().map(|hole| (*hole, Line::Hole)));
     lines.extend(scan.unsure.iter().map(|damage| (damage.first, Line::Torn(damage))));

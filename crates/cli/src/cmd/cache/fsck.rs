@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use remanence_cache::entry::Kind;
 use remanence_cache::table::{FileId, Identity};
+use remanence_cache_live::recover::real::lost;
 use remanence_codec::printable;
 use serde_json::json;
 
@@ -28,7 +29,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Fail> {
-    let (region, scan) = view(&args.log)?;
+    let (region, scan) = view(&args.log, lost(&args.log))?;
     let geometry = scan.layout.geometry;
     let files: Vec<(FileId, Identity)> = (0..geometry.files)
         .map(FileId)

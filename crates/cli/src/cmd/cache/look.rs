@@ -2,10 +2,9 @@
 
 use std::path::Path;
 
-use remanence_cache::format::{self, Promise};
+use remanence_cache::format::{self, Lost, Promise};
 use remanence_cache::recovery::{self, Scan};
 use remanence_cache::table::{FileId, Identity};
-use remanence_cache_live::recover::real::lost;
 use remanence_pmem::Region;
 use serde_json::{Value, json};
 
@@ -31,10 +30,10 @@ pub(super) fn refuse_empty(path: &Path) -> Result<(), Fail> {
 }
 
 /// A log that is only looked at: a copy of it in memory.
-pub(super) fn view(path: &Path) -> Result<(Region, Scan), Fail> {
+pub(super) fn view(path: &Path, lost: Lost) -> Result<(Region, Scan), Fail> {
     refuse_empty(path)?;
     let region = format::file_options().view(path).map_err(|e| bad(path)(&e))?;
-    let scan = recovery::scan(&region, lost(path)).map_err(|e| bad(path)(&e))?;
+    let scan = recovery::scan(&region, lost).map_err(|e| bad(path)(&e))?;
     Ok((region, scan))
 }
 

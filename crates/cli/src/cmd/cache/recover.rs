@@ -1,15 +1,18 @@
 //! `rem cache recover`.
 
 use std::fs::File;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use remanence_cache::format::{self, Held};
+use remanence_cache::copy::Rebuilt;
+use remanence_cache::format::{self, Held, Layout, Lost};
 use remanence_cache::recovery::{self, Outcome, Policy, Scan};
+use remanence_cache_live::copies::{Taken, look};
 use remanence_cache_live::daemon::retire;
 use remanence_cache_live::recover::real::{RealFiles, lost};
 use remanence_cache_live::recover::{FileReport, Name, NameState, Options, Report, State, recover};
 use serde_json::{Value, json};
 
+use super::daemon::{Reach, copies_path};
 use super::look::{bad, log_json, refuse_empty, view};
 use crate::fail::Fail;
 use crate::ui::{self, Mood};
@@ -21,14 +24,20 @@ Examples:
   rem cache recover app.log                do it; again, if it was cut short
   rem cache recover --set-aside lost app.log
                                            put what is due to files that are not found into files of that directory
+  rem cache recover --from a,b,c           recover from the copy that these servers have; the program's daemon, wherever it is, is shut out
 
 A log that was closed has nothing to recover, and a log that a daemon has open is refused. What cannot be carried out stays in the log, and
 the command fails and says why. Files that somebody else has changed since are not undone: what the log has for them is put beside
 them, as NAME.rem-recovered.")]
 pub(super) struct Args {
-    /// The log
-    #[arg(value_name = "LOG")]
-    log: PathBuf,
+    /// The log; with --from the file that it is made again in [default: the one in memory of a daemon with such copies]
+    #[arg(value_name = "LOG", required_unless_present = "from")]
+    log: Option<PathBuf>,
+    /// Take the log from its copy on these servers, whoever had it open until now
+    #[arg(long, value_name = "SERVERS")]
+    from: Option<PathBuf>,
+    #[command(flatten)]
+    reach: Reach,
     /// Say what would be done, and change nothing
     #[arg(long)]
     dry_run: bool,
@@ -44,28 +53,98 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Fail> {
-    let bad = bad(&args.log);
+    match (&args.from, &args.log) {
+        (Some(from), log) => from_copies(args, from, log.as_deref()),
+        (None, Some(log)) => recovered(args, log, lost(log)),
+        (None, None) => Err(Fail::new("name the log, or the servers that have its copy with --from")),
+    }
+}
+
+/// Makes the log again of its copy, and recovers from that.
+fn from_copies(args: &Args, from: &Path, log: Option<&Path>) -> Result<(), Fail> {
+    let copies = args.reach.copies_on(from)?;
+    let log = log.map_or_else(|| copies_path(&copies), |log| Ok(log.to_owned()))?;
+    let (bad, of_copies) = (bad(&log), bad(from));
+    if args.dry_run {
+        let found = look(&copies).map_err(|e| of_copies(&e))?;
+        let made = suffixed(&log, ".look");
+        write(&found, &made)?;
+        let looked = recovered(args, &made, Lost::Unsynced);
+        let _ = std::fs::remove_file(&made);
+        return looked;
+    }
+    let taken = Taken::take(&copies).map_err(|e| of_copies(&e))?;
+    let found = taken.rebuilt();
+    let Some(layout) = found.layout().filter(|_| !found.is_closed()) else {
+        if args.json {
+            return ui::print_json(&json!({ "from": from.display().to_string(), "outcome": "clean" }));
+        }
+        ui::line(Mood::Good, "clean", "the log on these servers was closed, and its files lack nothing");
+        return Ok(());
+    };
+    let lost = match format::file_options().view(&log) {
+        // This machine still has it, with all that the copy has.
+        Ok(region) if Layout::read(&region).is_ok_and(|there| there == *layout) => lost(&log),
+        Ok(_) => {
+            let text = "there is another log here: name a file that is not there, to make this one in";
+            return Err(bad(&text));
+        }
+        Err(_) => {
+            let made = suffixed(&log, ".made");
+            write(found, &made)?;
+            std::fs::rename(&made, &log).map_err(|e| bad(&e))?;
+            Lost::Unsynced
+        }
+    };
+    recovered(args, &log, lost)?;
+    taken.close().map_err(|why| {
+        of_copies(&format!("all is in its files, but these servers could not be told ({why}); recover again"))
+    })
+}
+
+fn suffixed(log: &Path, suffix: &str) -> PathBuf {
+    let mut path = log.as_os_str().to_owned();
+    path.push(suffix);
+    path.into()
+}
+
+/// Writes a log to a file, whatever a run that was cut short has left there.
+fn write(found: &Rebuilt, path: &Path) -> Result<(), Fail> {
+    let bad = bad(path);
+    let layout = found.layout().ok_or_else(|| bad(&"the servers have no log"))?;
+    match std::fs::remove_file(path) {
+        Err(why) if why.kind() != std::io::ErrorKind::NotFound => return Err(bad(&why)),
+        _ => {}
+    }
+    let options = format::file_options().create_new(layout.geometry.size());
+    let region = options.open(path).map_err(|e| bad(&e))?;
+    found.write(&region).map_err(|e| bad(&e))
+}
+
+/// Recovers from a log.
+fn recovered(args: &Args, log: &Path, lost: Lost) -> Result<(), Fail> {
+    let bad = bad(log);
     let options = Options {
         policy: if args.skip_damage { Policy::Skip } else { Policy::Hold },
         dry: args.dry_run,
         set_aside: args.set_aside.clone(),
     };
     let (scan, report) = if args.dry_run {
-        let (region, scan) = view(&args.log)?;
+        let (region, scan) = view(log, lost)?;
         let report = recover(&region, scan.clone(), &RealFiles, &options).map_err(|e| bad(&e))?;
         (scan, report)
     } else {
-        refuse_empty(&args.log)?;
-        let region = format::file_options().open(&args.log).map_err(|e| bad(&e))?;
+        refuse_empty(log)?;
+        let region = format::file_options().open(log).map_err(|e| bad(&e))?;
         // Programs that a killed daemon has left append nothing to it any more.
-        File::open(&args.log).map_err(|e| bad(&e)).and_then(|log| retire(&log).map_err(|e| bad(&e)))?;
-        let scan = recovery::scan(&region, lost(&args.log)).map_err(|e| bad(&e))?;
+        File::open(log).map_err(|e| bad(&e)).and_then(|log| retire(&log).map_err(|e| bad(&e)))?;
+        let scan = recovery::scan(&region, lost).map_err(|e| bad(&e))?;
         let report = recover(&region, scan.clone(), &RealFiles, &options).map_err(|e| bad(&e))?;
         (scan, report)
     };
     let verdict = verdict(&report);
     if args.json {
-        ui::print_json(&as_json(args, &scan, &report))?;
+        ui::print_json(&as_json(args, log, &scan, &report))?;
     } else {
         tell(args, &scan, &report, verdict.is_none());
     }
@@ -170,7 +249,7 @@ fn entries(n: u64) -> String {
     if n == 1 { "1 entry".into() } else { format!("{n} entries") }
 }
 
-fn as_json(args: &Args, scan: &Scan, report: &Report) -> Value {
+fn as_json(args: &Args, log: &Path, scan: &Scan, report: &Report) -> Value {
     let files: Vec<Value> = report.files.iter().map(file_json).collect();
     let names: Vec<Value> = report
         .names
@@ -181,7 +260,7 @@ fn as_json(args: &Args, scan: &Scan, report: &Report) -> Value {
             NameState::Left(why) => json!({ "name": name, "state": "left", "why": why }),
         })
         .collect();
-    let mut all = log_json(&args.log, scan);
+    let mut all = log_json(log, scan);
     if let Some(all) = all.as_object_mut() {
         all.insert("dry_run".into(), args.dry_run.into());
         let outcome = match &report.outcome {
