@@ -61,7 +61,7 @@ pub enum CopyError {
 /// What is to be sent next.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Batch {
-    /// The record.
+    /// The bytes of the record.
     pub record: Vec<u8>,
     /// When it is durable, all that is committed below this index is.
     pub upto: u64,

@@ -64,7 +64,7 @@ impl Shared {
     }
 }
 
-/// The thread.
+/// The thread that copies, as the daemon has it.
 #[derive(Debug)]
 pub(super) struct Copying {
     shared: Arc<Shared>,

@@ -384,7 +384,7 @@ fn what_came_into_its_file_before_it_was_sent_is_not_replayed_over() {
     let log = Log::start(&image, LocalWords::default(), Promise::AtReturn).expect("it is empty");
     let mut copier = Copier::new(&log);
     let mut rebuilt = Rebuilt::default();
-    let mut write = |byte: u8| {
+    let write = |byte: u8| {
         let op = Op::Write { file: FileId(1), offset: 0, bytes: &[byte] };
         log.append(Owner::new(2), &op, NOW).expect("there is room")
     };
