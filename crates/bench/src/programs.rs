@@ -59,7 +59,7 @@ pub(crate) struct Programs {
     ids: Vec<u32>,
     stopped: Option<Stopped>,
     // They go before what they have written.
-    _peer: Option<Process>,
+    peer: Option<Process>,
     _ours: Vec<Server>,
     _dirs: Vec<Directory>,
 }
@@ -94,7 +94,7 @@ impl Role for Programs {
         let said = format!("{}; on cores {}", peer.settings(), cores_of(peer.id()));
         let started = Started { id: peer.id(), at, said: said.into() };
         let ids = vec![started.id];
-        let this = Self { ids, stopped: None, _peer: Some(peer), _ours: Vec::new(), _dirs: Vec::new() };
+        let this = Self { ids, stopped: None, peer: Some(peer), _ours: Vec::new(), _dirs: Vec::new() };
         Ok((this, vec![started]))
     }
 
@@ -103,7 +103,7 @@ impl Role for Programs {
             let id = self.ids.get(*number).ok_or("there is no such program")?;
             self.stopped = Some(Stopped::new(*id)?);
         }
-        Ok(())
+        self.peer.as_ref().map_or(Ok(()), Process::shorten_log)
     }
 
     fn serve(&mut self, fate: Fate, stop: &Stop) -> Result<(), String> {
@@ -163,7 +163,7 @@ fn ours(commands: Vec<(Vec<String>, PathBuf)>) -> Result<(Programs, Vec<Started>
         std::thread::spawn(move || std::io::copy(&mut { lines }, &mut std::io::sink()));
     }
     let ids = here.iter().map(|started| started.id).collect();
-    Ok((Programs { ids, stopped: None, _peer: None, _ours: servers, _dirs: dirs }, here))
+    Ok((Programs { ids, stopped: None, peer: None, _ours: servers, _dirs: dirs }, here))
 }
 
 /// A process that is stopped, and goes on when this goes.

@@ -13,6 +13,9 @@ use crate::erda::tcp::{At, Memcached, Redis};
 use crate::peers::{free_port, version};
 use crate::process::{self, Directory, Running};
 
+/// Bytes of Redis' log behind which it is rewritten.
+const LOG_MAX: u64 = 512 << 20;
+
 /// How long a server may take until it answers.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -70,6 +73,8 @@ pub(crate) struct Process {
     at: At,
     socket: Option<PathBuf>,
     settings: String,
+    /// The directory of its log, of Redis with one.
+    log: Option<PathBuf>,
     /// What it wrote is taken away behind it.
     _dir: Option<Directory>,
 }
@@ -94,6 +99,25 @@ impl Process {
     pub(crate) fn settings(&self) -> &str {
         &self.settings
     }
+
+    /// Has Redis rewrite a log that has become long, between bursts, so that nobody is charged for that: a full run of half an hour writes more than the
+    /// memory has that it may lie in.
+    pub(crate) fn shorten_log(&self) -> Result<(), String> {
+        self.shorten_log_to(LOG_MAX)
+    }
+
+    fn shorten_log_to(&self, max: u64) -> Result<(), String> {
+        let Some(log) = self.log.as_deref().filter(|log| bytes_in(log) > max) else { return Ok(()) };
+        Redis::connect(&self.at, false, "Redis")?.rewrite_log()?;
+        let until = Instant::now() + PATIENCE;
+        while bytes_in(log) > max {
+            if Instant::now() > until {
+                return Err(format!("Redis does not rewrite its log in {} s", PATIENCE.as_secs()));
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
 }
 
 /// Where a program of that name is, as the shell would find it.
@@ -105,6 +129,12 @@ pub(crate) fn find(program: &str) -> Option<PathBuf> {
 /// Where it is, or how to get it.
 pub(crate) fn installed(program: &str, package: &str) -> Result<PathBuf, String> {
     find(program).ok_or_else(|| format!("{program} is not installed; `apt-get install {package}` brings it"))
+}
+
+/// Bytes of the files of a directory.
+fn bytes_in(dir: &Path) -> u64 {
+    let files = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    files.filter_map(|file| file.metadata().ok()).map(|file| file.len()).sum()
 }
 
 /// Redis with its log and its Unix socket in `dir`, which is made and goes with it.
@@ -126,11 +156,12 @@ pub(crate) fn redis(dir: PathBuf, setting: Setting) -> Result<Process, String> {
         command.args(["--io-threads", IO_THREADS, "--io-threads-do-reads", "yes"]);
     }
     command.arg("--dir").arg(&dir);
+    let log = (setting.fsync != Fsync::NoLog).then(|| dir.join("appendonlydir"));
     let at = At::Tcp((Ipv4Addr::LOCALHOST, port).into());
     let mut process = start(command, at, Some(dir), |to| {
         Redis::connect(to, false, "Redis").and_then(|mut redis| redis.ping())
     })?;
-    process.socket = Some(socket);
+    (process.socket, process.log) = (Some(socket), log);
     Ok(process)
 }
 
@@ -202,7 +233,7 @@ fn start(
     let child = process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()));
     let child = child.map_err(|e| format!("{name} cannot be started: {e}"))?;
     let (child, dir) = (Running(child), dir.map(Directory));
-    let mut process = Process { child, at, socket: None, settings, _dir: dir };
+    let mut process = Process { child, at, socket: None, log: None, settings, _dir: dir };
     let begin = Instant::now();
     // None of them says when it listens: who answers does.
     while ready(&process.at).is_err() {
@@ -355,6 +386,15 @@ mod tests {
                 assert!(said.iter().all(|s| s.rate > 0.0));
             }
         }
+        let mut redis = Redis::connect(process.at(), true, "Redis").expect("it answers");
+        let value = vec![7; 16 << 10];
+        (0..32)
+            .for_each(|_| remanence_ycsb::packed::KeyValue::put(&mut redis, b"key", &value).expect("room"));
+        let log = dir.join("appendonlydir");
+        assert!(bytes_in(&log) > 512 << 10, "each of them is in its log");
+        process.shorten_log_to(1 << 20).expect("it is short enough");
+        process.shorten_log_to(256 << 10).expect("it rewrites its log");
+        assert!(bytes_in(&log) <= 256 << 10, "the last one is in its log");
         drop(process);
         assert!(!dir.exists(), "its log went with it");
     }

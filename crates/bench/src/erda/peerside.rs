@@ -302,7 +302,8 @@ pub(super) fn run(bench: &mut Bench<'_>) {
                 if bench.is_late(&cell) {
                     continue;
                 }
-                if let Err(why) = measure(bench, peer, value) {
+                let shortened = peer.process.as_ref().map_or(Ok(()), |process| process.0.shorten_log());
+                if let Err(why) = shortened.and_then(|()| measure(bench, peer, value)) {
                     bench.lost.add(cell, why);
                 }
             }

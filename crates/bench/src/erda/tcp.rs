@@ -223,6 +223,14 @@ impl Redis {
     pub(crate) fn ping(&mut self) -> Result<(), String> {
         self.ask(&[b"PING"], None).map(drop)
     }
+
+    /// Has it begin to rewrite its log.
+    ///
+    /// # Errors
+    /// One sentence that says what failed, and at which server.
+    pub(crate) fn rewrite_log(&mut self) -> Result<(), String> {
+        self.ask(&[b"BGREWRITEAOF"], None).map(drop)
+    }
 }
 
 fn unreachable_(name: &str, to: &At, error: &io::Error) -> String {
