@@ -30,7 +30,7 @@ use remanence_pmem::layout::Uuid;
 use remanence_pmem::{Region, StoreGranularity};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use rustix::process::{PidfdFlags, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use files::Files;
 pub use files::Paths;
@@ -140,8 +140,7 @@ pub fn retire(log: &File) -> Result<(), DaemonError> {
             (0..CLIENTS).any(|slot| {
                 let client = segment.client(slot);
                 let process = client.process().load(Ordering::SeqCst);
-                client.owner().load(Ordering::SeqCst) == owner.into()
-                    && Path::new("/proc").join(process.to_string()).exists()
+                client.owner().load(Ordering::SeqCst) == owner.into() && is_running(process)
             })
         };
         segment.fail();
@@ -160,6 +159,14 @@ pub fn retire(log: &File) -> Result<(), DaemonError> {
         }
     }
     fs::remove_file(&path).map_err(system(path.display().to_string()))
+}
+
+/// Whether a process has not ended. One whose parent has not asked for its end still has its number, and a place below `/proc`.
+fn is_running(process: u64) -> bool {
+    let pid = i32::try_from(process).ok().and_then(Pid::from_raw);
+    let Some(lives) = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()) else { return false };
+    let mut ended = [PollFd::new(&lives, PollFlags::IN)];
+    matches!(poll(&mut ended, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(0) | Err(_))
 }
 
 /// A process that has joined.
@@ -678,6 +685,19 @@ fn listen(path: &Path) -> Result<OwnedFd, DaemonError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_process_that_nobody_has_asked_for_its_end_is_not_running() {
+        assert!(is_running(std::process::id().into()));
+        let mut child = std::process::Command::new("true").spawn().expect("it starts");
+        let process = u64::from(child.id());
+        let lives = pidfd_open(Pid::from_raw(process as i32).expect("a number"), PidfdFlags::empty());
+        let lives = lives.expect("it is there");
+        poll(&mut [PollFd::new(&lives, PollFlags::IN)], None).expect("it ends");
+        assert!(Path::new("/proc").join(process.to_string()).exists() && !is_running(process));
+        child.wait().expect("it has ended");
+        assert!(!is_running(0));
+    }
 
     #[test]
     fn a_text_in_json_is_quoted() {
