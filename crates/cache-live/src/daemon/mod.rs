@@ -11,6 +11,7 @@
 mod files;
 mod work;
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
@@ -30,7 +31,7 @@ use remanence_pmem::layout::Uuid;
 use remanence_pmem::{Region, StoreGranularity};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, getrlimit, pidfd_open, setrlimit};
 
 use files::Files;
 pub use files::Paths;
@@ -207,6 +208,7 @@ struct Daemon {
 impl Daemon {
     fn open(options: &Options) -> Result<(Self, OwnedFd), DaemonError> {
         let path = std::path::absolute(&options.log).map_err(system(options.log.display().to_string()))?;
+        allow_descriptors();
         let failed = |why: OpenError| match why {
             OpenError::Dirty => {
                 let log = path.display();
@@ -599,7 +601,10 @@ impl Daemon {
         };
         let failed = self.failed.as_deref().map_or("null".into(), quoted);
         let mut files = String::new();
-        for standing in self.files.standing().take(LISTED) {
+        let mut all: Vec<_> = self.files.standing().collect();
+        // Those that are not absorbed first, and then those that were changed last.
+        all.sort_by_key(|standing| Reverse((standing.file.why() != 0, standing.file.last())));
+        for standing in all.iter().take(LISTED) {
             if files.len() > LISTED_MAX {
                 break;
             }
@@ -657,6 +662,13 @@ fn random() -> io::Result<[u64; 4]> {
     Ok(std::array::from_fn(|n| {
         bytes[n * 8..n * 8 + 8].iter().fold(0, |word, byte| word << 8 | u64::from(*byte))
     }))
+}
+
+/// Each file that is absorbed takes one: as many as the system lets us have, and not those that a shell begins with.
+fn allow_descriptors() {
+    let limits = getrlimit(Resource::Nofile);
+    // With fewer of them files are absorbed in turn.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limits.maximum, ..limits });
 }
 
 /// Listens where nobody else does: whoever owns the log owns its socket.
