@@ -44,7 +44,7 @@ const GIT: Program = Program {
         git archive HEAD | tar x -O | wc -c >&2
         echo $found
     "#,
-    step: 4,
+    step: 3,
     is_fresh: false,
     synced: Synced::Once,
 };
@@ -55,8 +55,8 @@ const DPKG: Program = Program {
     needs: &["dpkg", "dpkg-deb"],
     make: "
         set -e
-        mkdir -p $DATA/root/var/lib/dpkg/info $DATA/root/var/lib/dpkg/updates
-        : >$DATA/root/var/lib/dpkg/status
+        mkdir -p $DATA/system/var/lib/dpkg/info $DATA/system/var/lib/dpkg/updates
+        : >$DATA/system/var/lib/dpkg/status
     ",
     serve: "",
     load: r#"
@@ -66,24 +66,24 @@ const DPKG: Program = Program {
             printf 'Package: %s\nVersion: %s\nArchitecture: all\nMaintainer: n <n@example.org>\nDescription: d\n' $name $n >package/DEBIAN/control
             seq $n $((n + 999)) >package/usr/share/$name/file
             dpkg-deb --root-owner-group -Znone -b package package.deb >/dev/null &&
-                dpkg --root=$DATA/root --force-not-root --force-script-chrootless -i package.deb >>load.log 2>&1 </dev/null && echo $n || exit 1
+                dpkg --root=$DATA/system --force-not-root --force-script-chrootless -i package.deb >>load.log 2>&1 </dev/null && echo $n || exit 1
         done
     "#,
     check: r#"
         set -e
-        root="--root=$DATA/root --force-not-root --force-script-chrootless"
+        root="--root=$DATA/system --force-not-root --force-script-chrootless"
         dpkg $root --configure -a >&2
         found=0
-        dpkg-query --admindir=$DATA/root/var/lib/dpkg -W -f '${db:Status-Status} ${Package} ${Version}\n' >packages
+        dpkg-query --admindir=$DATA/system/var/lib/dpkg -W -f '${db:Status-Status} ${Package} ${Version}\n' >packages
         while read status name n; do
             # One that was at it when it was killed is to be installed again, as dpkg says.
             [ $status = installed ] || continue
-            [ "$(cat $DATA/root/usr/share/$name/file)" = "$(seq $n $((n + 999)))" ]
+            [ "$(cat $DATA/system/usr/share/$name/file)" = "$(seq $n $((n + 999)))" ]
             [ $n -le $found ] || found=$n
         done <packages
         echo $found
     "#,
-    step: 3,
+    step: 2,
     is_fresh: false,
     synced: Synced::Once,
 };
@@ -108,7 +108,7 @@ const ARCHIVES: Program = Program {
         done
         echo $((n - 1))
     ",
-    step: 5,
+    step: 2,
     is_fresh: false,
     synced: Synced::Once,
 };
@@ -140,7 +140,7 @@ const FIO: Program = Program {
         done
         echo $found
     ",
-    step: 2,
+    step: 1,
     is_fresh: true,
     synced: Synced::Often,
 };
