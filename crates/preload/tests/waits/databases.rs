@@ -99,7 +99,7 @@ const ROCKSDB: Program = Program {
     load: r"
         rm -rf $DATA/db
         # In the first round the log keeps all; later tables are written and logs deleted all the time.
-        [ $ROUND = 0 ] && more='--benchmark_write_rate_limit=200000' || more='--write_buffer_size=131072'
+        [ $ROUND = 0 ] && more='--benchmark_write_rate_limit=100000' || more='--write_buffer_size=131072'
         db_bench --db=$DATA/db --benchmarks=fillseq --sync=1 --num=1000000 --value_size=400 --stats_interval=1 \
             --compression_type=none $more 2>&1 >/dev/null |
             sed -un 's/.*thread 0: ([0-9]*,\([0-9]*\)) ops.*/\1/p'
