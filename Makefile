@@ -24,7 +24,7 @@ TEST_PACKAGES := $(DEMO_PACKAGES) tshark iproute2 qemu-system-x86 busybox-static
 	redis-server redis-tools memcached python3-redis libhiredis-dev python3-prometheus-client \
 	$(if $(shell command -v go 2>/dev/null),,golang-go)
 # Programs under the write cache that take long to install, or to be killed often enough; what else of them runs in `make test` is there anyway.
-SOAK_PACKAGES := postgresql-15 rocksdb-tools etcd-server etcd-client default-jdk-headless git
+SOAK_PACKAGES := postgresql-15 rocksdb-tools etcd-server etcd-client nats-server default-jdk-headless git
 
 help:
 	@sed -n '1,7p' Makefile

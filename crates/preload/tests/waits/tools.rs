@@ -1,6 +1,6 @@
 //! Tools that sync what they write, and programs in other languages: what they say is the same, and what they had done when they were killed is there.
 
-use crate::rounds::{Program, Synced, kills, same};
+use crate::rounds::{Program, Synced, has, kills, same};
 
 /// Checks a file of numbered lines, and says how many are whole.
 const LINES: &str = r#"
@@ -295,4 +295,16 @@ fn archives_and_packages_say_the_same() {
         sha256sum root/usr/share/p/one; dpkg $options -r p; cat root/var/lib/dpkg/status
         ",
     );
+}
+
+/// What `rem run` refuses them with.
+#[test]
+fn servers_of_go_are_refused_in_a_sentence() {
+    for server in ["/usr/bin/etcd", "/usr/sbin/nats-server"] {
+        if has(&[server]) {
+            let found = remanence_intercept::inspect(server).expect("a program");
+            let why = found.obstacles().first().map(ToString::to_string).unwrap_or_default();
+            assert!(why.contains("it is a Go program"), "{server}: {why}");
+        }
+    }
 }
