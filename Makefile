@@ -5,7 +5,7 @@
 # And two for a night:
 #   make soak   what takes hours: many seeds, many kills, every mutation
 #   make stress the tests that take real time, 50 times each beside busy loops
-.PHONY: demo verbs test soak stress check deps-demo deps-test
+.PHONY: demo verbs test soak stress check deps-demo deps-test deps-soak
 .DEFAULT_GOAL := help
 
 # Where cargo builds.
@@ -23,6 +23,8 @@ TEST_PACKAGES := $(DEMO_PACKAGES) tshark iproute2 qemu-system-x86 busybox-static
 	valgrind sqlite3 \
 	redis-server redis-tools memcached python3-redis libhiredis-dev python3-prometheus-client \
 	$(if $(shell command -v go 2>/dev/null),,golang-go)
+# Programs under the write cache that take long to install, or to be killed often enough; what else of them runs in `make test` is there anyway.
+SOAK_PACKAGES := postgresql-15 rocksdb-tools etcd-server etcd-client nats-server default-jdk-headless git
 
 help:
 	@sed -n '1,7p' Makefile
@@ -42,7 +44,7 @@ verbs: deps-demo
 test: deps-test
 	cargo xtask check
 
-soak: deps-test
+soak: deps-test deps-soak
 	cargo xtask soak
 
 stress: deps-test
@@ -58,3 +60,6 @@ deps-demo:
 
 deps-test: deps-demo
 	@scripts/debian-packages $(TEST_PACKAGES)
+
+deps-soak: deps-demo
+	@scripts/debian-packages $(SOAK_PACKAGES)

@@ -68,6 +68,18 @@ const RUNS: &[Run] = &[
         NIGHT,
         test!("cache", "--test", "computes", "crash::"),
     ),
+    run_of(
+        "cache-databases",
+        "databases under the write cache, killed with and without its daemon",
+        NIGHT,
+        test!("preload", "--test", "waits", "databases::"),
+    ),
+    run_of(
+        "cache-tools",
+        "tools under the write cache, killed with and without its daemon",
+        NIGHT,
+        test!("preload", "--test", "waits", "tools::"),
+    ),
     run_of("log-kill", "servers of a log, killed", NIGHT, test!("cli", "--test", "waits", "log::")),
     run_of(
         "blobs",

@@ -119,10 +119,19 @@ impl Files {
         // Not to wait for somebody's lease.
         let mut open = File::options();
         let open = open.read(true).custom_flags(libc::O_NONBLOCK);
-        let own = if first.why == 0 { open.open(&this).ok() } else { None };
-        if first.why == 0 && own.is_none() {
-            first.why = why::UNREADABLE;
-        }
+        let own = match (first.why == 0).then(|| open.open(&this)) {
+            None => None,
+            Some(Ok(own)) => Some(own),
+            // It is not the file's fault, and some will be free.
+            Some(Err(why)) if matches!(why.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
+                self.make_room(tail, head);
+                return Err(libc::EMFILE);
+            }
+            Some(Err(_)) => {
+                first.why = why::UNREADABLE;
+                None
+            }
+        };
         let id = match &own {
             Some(own) => {
                 let (handle_type, handle) = sys::handle(own.as_raw_fd());

@@ -12,6 +12,7 @@ mod copying;
 mod files;
 mod work;
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
@@ -31,7 +32,7 @@ use remanence_pmem::layout::Uuid;
 use remanence_pmem::{Region, StoreGranularity};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use rustix::process::{PidfdFlags, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, getrlimit, pidfd_open, setrlimit};
 
 use copying::Copying;
 use files::Files;
@@ -145,8 +146,7 @@ pub fn retire(log: &File) -> Result<(), DaemonError> {
             (0..CLIENTS).any(|slot| {
                 let client = segment.client(slot);
                 let process = client.process().load(Ordering::SeqCst);
-                client.owner().load(Ordering::SeqCst) == owner.into()
-                    && Path::new("/proc").join(process.to_string()).exists()
+                client.owner().load(Ordering::SeqCst) == owner.into() && is_running(process)
             })
         };
         segment.fail();
@@ -165,6 +165,14 @@ pub fn retire(log: &File) -> Result<(), DaemonError> {
         }
     }
     fs::remove_file(&path).map_err(system(path.display().to_string()))
+}
+
+/// Whether a process has not ended. One whose parent has not asked for its end still has its number, and a place below `/proc`.
+fn is_running(process: u64) -> bool {
+    let pid = i32::try_from(process).ok().and_then(Pid::from_raw);
+    let Some(lives) = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()) else { return false };
+    let mut ended = [PollFd::new(&lives, PollFlags::IN)];
+    matches!(poll(&mut ended, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(0) | Err(_))
 }
 
 /// A process that has joined.
@@ -206,6 +214,7 @@ struct Daemon {
 impl Daemon {
     fn open(options: &Options) -> Result<(Self, OwnedFd), DaemonError> {
         let path = std::path::absolute(&options.log).map_err(system(options.log.display().to_string()))?;
+        allow_descriptors();
         let failed = |why: OpenError| match why {
             OpenError::Dirty => {
                 let log = path.display();
@@ -630,7 +639,10 @@ impl Daemon {
             format!("{{\"acks\":{acks},\"members\":{members},\"lost\":[{}]}}", lost.join(","))
         });
         let mut files = String::new();
-        for standing in self.files.standing().take(LISTED) {
+        let mut all: Vec<_> = self.files.standing().collect();
+        // Those that are not absorbed first, and then those that were changed last.
+        all.sort_by_key(|standing| Reverse((standing.file.why() != 0, standing.file.last())));
+        for standing in all.iter().take(LISTED) {
             if files.len() > LISTED_MAX {
                 break;
             }
@@ -690,6 +702,13 @@ fn random() -> io::Result<[u64; 4]> {
     }))
 }
 
+/// Each file that is absorbed takes one: as many as the system lets us have, and not those that a shell begins with.
+fn allow_descriptors() {
+    let limits = getrlimit(Resource::Nofile);
+    // With fewer of them files are absorbed in turn.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limits.maximum, ..limits });
+}
+
 /// Listens where nobody else does: whoever owns the log owns its socket.
 fn listen(path: &Path) -> Result<OwnedFd, DaemonError> {
     let what = path.display().to_string();
@@ -716,6 +735,19 @@ fn listen(path: &Path) -> Result<OwnedFd, DaemonError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_process_that_nobody_has_asked_for_its_end_is_not_running() {
+        assert!(is_running(std::process::id().into()));
+        let mut child = std::process::Command::new("true").spawn().expect("it starts");
+        let process = u64::from(child.id());
+        let lives = pidfd_open(Pid::from_raw(process as i32).expect("a number"), PidfdFlags::empty());
+        let lives = lives.expect("it is there");
+        poll(&mut [PollFd::new(&lives, PollFlags::IN)], None).expect("it ends");
+        assert!(Path::new("/proc").join(process.to_string()).exists() && !is_running(process));
+        child.wait().expect("it has ended");
+        assert!(!is_running(0));
+    }
 
     #[test]
     fn a_text_in_json_is_quoted() {

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use remanence_cache::cleaner::Action;
 use remanence_cache::format::{self, Lost};
@@ -14,11 +15,19 @@ use remanence_cache::op::Op;
 use remanence_cache::recovery::{Judged, Policy, Recovery, scan};
 use remanence_cache::table::Identity;
 use remanence_cache_live::command;
+use remanence_cache_live::daemon::socket_of;
+use rustix::process::{Pid, Signal, kill_process};
+
+/// The variable that says where the library and the programs are, for a test that another user runs, who cannot make them.
+const BUILT: &str = "REMANENCE_BUILT";
 
 /// The directory with the library and the programs, as this test's sources make them.
 fn built() -> &'static Path {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
+    static PLACE: OnceLock<PathBuf> = OnceLock::new();
+    PLACE.get_or_init(|| {
+        if let Some(place) = std::env::var_os(BUILT) {
+            return place.into();
+        }
         let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("below cargo's directory");
         let status = Command::new(env!("CARGO"))
             .args(["build", "--quiet", "--locked", "-p", "remanence-preload", "--lib", "--examples"])
@@ -36,15 +45,51 @@ pub(crate) fn traps() -> PathBuf {
     built().join("examples/cache_traps")
 }
 
+/// Runs a test of this program again as somebody who is not root, where this is root: some programs refuse to serve root. Whether it did.
+pub(crate) fn again_as_nobody(test: &str) -> bool {
+    const NOBODY: &str = "65534";
+    if !rustix::process::geteuid().is_root() {
+        return false;
+    }
+    let place = Path::new("/var/tmp").join(format!("remanence-built-{}", std::process::id()));
+    fs::create_dir_all(place.join("examples")).expect("a directory");
+    let own = std::env::current_exe().expect("this program");
+    fs::copy(own, place.join("test")).expect("room");
+    for file in ["examples/cached", "libremanence_preload.so"] {
+        fs::copy(built().join(file), place.join(file)).expect("room");
+    }
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid", NOBODY, "--regid", NOBODY, "--clear-groups", "--"]).arg(place.join("test"));
+    command.args([test, "--exact", "--nocapture"]).env(BUILT, &place).current_dir("/");
+    let output = command.output();
+    fs::remove_dir_all(&place).expect("it is there");
+    let output = output.expect("setpriv runs");
+    let said = String::from_utf8_lossy(&output.stdout);
+    println!("{said}");
+    let why = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.contains("1 passed"), "as nobody: {why}");
+    true
+}
+
 /// A directory with a log and its daemon, which goes with the test.
 pub(crate) struct Cache {
     pub(crate) place: PathBuf,
+    log: PathBuf,
     daemon: Child,
 }
 
 impl Cache {
     /// With a log beside the files, of which a batch has so many entries. `None`: there are no syncs here that could be absorbed.
     pub(crate) fn new(name: &str, batch: u64) -> Option<Self> {
+        Self::with_log(name, batch, "/var/tmp")
+    }
+
+    /// The same with a log in memory.
+    pub(crate) fn in_memory(name: &str, batch: u64) -> Option<Self> {
+        Self::with_log(name, batch, "/dev/shm")
+    }
+
+    fn with_log(name: &str, batch: u64, medium: &str) -> Option<Self> {
         /// ext4, XFS, Btrfs and F2FS.
         const ABSORBED: [u32; 4] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010];
         let found = rustix::fs::statfs("/var/tmp").expect("a file system");
@@ -52,16 +97,24 @@ impl Cache {
             println!("SKIPPED: /var/tmp lies on no file system whose syncs are absorbed");
             return None;
         }
-        let place = Path::new("/var/tmp").join(format!("remanence-cache-{}-{name}", std::process::id()));
+        let own = format!("remanence-cache-{}-{name}", std::process::id());
+        let place = Path::new("/var/tmp").join(&own);
         let _ = fs::remove_dir_all(&place);
         fs::create_dir_all(&place).expect("a directory");
-        let daemon = Self::start(&place, batch).expect("a daemon");
-        Some(Self { place, daemon })
+        let log = match medium {
+            "/var/tmp" => place.join("log"),
+            medium => Path::new(medium).join(format!("{own}.log")),
+        };
+        let daemon = Self::start(&log, batch).expect("a daemon");
+        Some(Self { place, log, daemon })
     }
 
-    fn start(place: &Path, batch: u64) -> Result<Child, String> {
-        let mut daemon = Command::new(built().join("examples/cached"))
-            .arg(place.join("log"))
+    fn start(log: &Path, batch: u64) -> Result<Child, String> {
+        // With few descriptors, as many as it may have open being another question.
+        let mut daemon = Command::new("sh")
+            .args(["-c", "ulimit -Sn 64; exec \"$@\"", "sh"])
+            .arg(built().join("examples/cached"))
+            .arg(log)
             .arg(batch.to_string())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -81,7 +134,17 @@ impl Cache {
     }
 
     pub(crate) fn log(&self) -> PathBuf {
-        self.place.join("log")
+        self.log.clone()
+    }
+
+    fn socket(&self) -> PathBuf {
+        socket_of(&self.log)
+    }
+
+    /// What the daemon and the programs share.
+    fn segment(&self) -> Option<String> {
+        let log = fs::metadata(&self.log).ok()?;
+        Some(format!("/dev/shm/remanence-cache-{:x}-{:x}", log.dev(), log.ino()))
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -93,8 +156,37 @@ impl Cache {
         let mut command = Command::new(program);
         command.current_dir(&self.place);
         command.env("LD_PRELOAD", built().join("libremanence_preload.so"));
-        command.env("REMANENCE_CACHE", self.place.join("log.sock"));
+        command.env("REMANENCE_CACHE", self.socket());
         command
+    }
+
+    /// Kills every program that has the cache but one: what has a session of its own by now too, and what was just executed.
+    pub(crate) fn kill_programs(&self, but: u32) {
+        let Some(segment) = self.segment() else { return };
+        let joins = format!("REMANENCE_CACHE={}\0", self.socket().display());
+        let has = |process: &Path, file: &str, what: &str| {
+            let text = fs::read(process.join(file)).unwrap_or_default();
+            text.windows(what.len()).any(|part| part == what.as_bytes())
+        };
+        let mut quiet = 0;
+        while quiet < 3 {
+            let mut found = false;
+            for entry in fs::read_dir("/proc").expect("it is there").flatten() {
+                let number = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok());
+                let Some(pid) = number.and_then(Pid::from_raw) else { continue };
+                let id = pid.as_raw_nonzero().get().unsigned_abs();
+                if [but, self.daemon.id(), std::process::id()].contains(&id) {
+                    continue;
+                }
+                if has(&entry.path(), "maps", &segment) || has(&entry.path(), "environ", &joins) {
+                    found = true;
+                    let _ = kill_process(pid, Signal::KILL);
+                }
+            }
+            // What was between two programs when it was looked at is seen the next time.
+            quiet = if found { 0 } else { quiet + 1 };
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     fn status(&self) -> String {
@@ -112,6 +204,15 @@ impl Cache {
         let path = format!("{{\"path\":\"{}\"", self.path(name).display());
         let from = status.find(&path)?;
         status[from..].split_once('}').map(|(file, _)| file.to_owned())
+    }
+
+    /// Of each file that is known: the syncs that were absorbed, and those of the kernel.
+    pub(crate) fn files(&self) -> BTreeMap<PathBuf, [u64; 2]> {
+        let status = self.status();
+        let files = status.split("{\"path\":\"").skip(1).filter_map(|file| file.split_once('"'));
+        files
+            .map(|(path, rest)| (path.into(), ["absorbed", "kernel"].map(|name| number(rest, name))))
+            .collect()
     }
 
     /// A number of a file.
@@ -139,18 +240,20 @@ impl Cache {
 
     /// Starts another one, which may refuse in a sentence.
     pub(crate) fn start_again(&mut self) -> Result<(), String> {
-        self.daemon = Self::start(&self.place, 64)?;
+        self.start_with(64)
+    }
+
+    /// The same; a batch has so many entries.
+    pub(crate) fn start_with(&mut self, batch: u64) -> Result<(), String> {
+        self.daemon = Self::start(&self.log, batch)?;
         Ok(())
     }
 
     /// Copies of files, as they are now.
     pub(crate) fn old(&self, names: &[&str]) -> Old {
-        let copy = |name: &&str| {
-            let path = self.path(name);
-            let inode = fs::metadata(&path).expect("it is there").ino();
-            (inode, (path.clone(), fs::read(path).expect("it can be read")))
-        };
-        Old(names.iter().map(copy).collect())
+        let old = Old::of(names.iter().map(|name| self.path(name)));
+        assert_eq!(old.0.len(), names.len(), "all of them are there: {names:?}");
+        old
     }
 }
 
@@ -158,9 +261,9 @@ impl Drop for Cache {
     fn drop(&mut self) {
         let _ = self.daemon.kill();
         let _ = self.daemon.wait();
-        if let Ok(log) = fs::metadata(self.log()) {
-            // What a daemon that was killed has left.
-            let _ = fs::remove_file(format!("/dev/shm/remanence-cache-{:x}-{:x}", log.dev(), log.ino()));
+        // What a daemon that was killed has left.
+        for left in [self.segment().map(PathBuf::from), Some(self.socket()), Some(self.log())] {
+            let _ = left.map(fs::remove_file);
         }
         let _ = fs::remove_dir_all(&self.place);
     }
@@ -177,6 +280,23 @@ fn number(text: &str, name: &str) -> u64 {
 pub(crate) struct Old(BTreeMap<u64, (PathBuf, Vec<u8>)>);
 
 impl Old {
+    /// Those that are there.
+    pub(crate) fn of(paths: impl Iterator<Item = PathBuf>) -> Self {
+        let copy = |path: PathBuf| {
+            let mut file = File::open(&path).ok()?;
+            let (inode, mut bytes) = (file.metadata().ok()?.ino(), Vec::new());
+            file.read_to_end(&mut bytes).ok()?;
+            Some((inode, (path, bytes)))
+        };
+        Self(paths.filter_map(copy).collect())
+    }
+
+    /// Forgets those that are not wanted any more, or have lost their names.
+    pub(crate) fn retain(&mut self, wanted: impl Fn(&Path) -> bool) {
+        let same = |inode: u64, path: &Path| fs::metadata(path).is_ok_and(|now| now.ino() == inode);
+        self.0.retain(|inode, (path, _)| wanted(path) && same(*inode, path));
+    }
+
     /// Replays a copy of the log onto them, as after the loss of the machine, and gives what each file is then.
     pub(crate) fn replayed(&self, cache: &Cache) -> Vec<(PathBuf, Vec<u8>)> {
         let copy = cache.path("log.copy");
@@ -282,6 +402,12 @@ impl Talk {
             }
             lines.push(line);
         }
+    }
+
+    /// Nothing more is said to it: the numbers among the lines that it has said, and says until it ends.
+    pub(crate) fn numbers(&mut self) -> Vec<u64> {
+        drop(self.to.take());
+        std::iter::from_fn(|| self.line()).filter_map(|line| line.parse().ok()).collect()
     }
 
     /// Nothing more is said to it, and it ends well.

@@ -141,3 +141,19 @@ fn a_file_without_names_is_not_kept() {
     shell.end();
     cache.stop();
 }
+
+#[test]
+fn more_files_are_absorbed_than_a_shell_lets_a_daemon_open() {
+    let Some(cache) = Cache::new("descriptors", NEVER) else { return };
+    let script = "
+        set -e
+        names=$(seq -f f.%.0f 200)
+        touch $names
+        sync $names
+        for name in $names; do echo x >> $name; done
+        sync $names
+    ";
+    assert!(cache.command("sh").args(["-c", script]).status().expect("a shell").success());
+    assert!(cache.counted("syncs_absorbed") >= 200, "{}", cache.counted("syncs_kernel"));
+    cache.stop();
+}
