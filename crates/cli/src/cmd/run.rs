@@ -54,7 +54,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
     let all = caught(&program)?;
     let log = args.start.of.path()?;
     let before = match cache::standing(&log) {
-        Some(standing) => standing,
+        Some(standing) => {
+            args.start.is_fit(&log, &standing)?;
+            standing
+        }
         None => started(&args.start, &log)?,
     };
     let mut command = Command::new(&args.command[0]);
@@ -181,7 +184,10 @@ fn started(start: &Start, log: &Path) -> Result<Value, Fail> {
     // Through a shell, that ends at once: the daemon is not to be a child of the program.
     let mut command = Command::new("/bin/sh");
     command.args(["-c", "\"$@\" &", "sh"]).arg(own);
-    command.args(["cache", "start", "--size", &start.size.0.to_string(), "--log"]).arg(log);
+    command.args(["cache", "start", "--log"]).arg(log);
+    if let Some(size) = start.size {
+        command.args(["--size", &size.0.to_string()]);
+    }
     for (option, paths) in [("--include", &start.include), ("--exclude", &start.exclude)] {
         for path in paths {
             command.arg(option).arg(path);
@@ -189,11 +195,13 @@ fn started(start: &Start, log: &Path) -> Result<Value, Fail> {
     }
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(told).process_group(0);
     let mut shell = command.spawn().context(|| "the daemon cannot be started".into())?;
-    let mut line = String::new();
     if let Some(out) = shell.stdout.take() {
-        BufReader::new(out)
-            .read_line(&mut line)
-            .context(|| "the daemon does not say that it is ready".into())?;
+        for line in BufReader::new(out).lines() {
+            match line.context(|| "the daemon does not say that it is ready".into())?.as_str() {
+                "ready" => break,
+                recovered => anstream::eprintln!("rem: {recovered}"),
+            }
+        }
     }
     shell.wait().context(|| "a shell does not end".into())?;
     // Another one may have been quicker.

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::OnceLock;
+use std::time::SystemTime;
 
 use remanence_cache::cleaner::Action;
 use remanence_cache::format::{self, Lost};
@@ -33,12 +34,18 @@ fn built() -> &'static Path {
 
 /// A program with a trap.
 pub(crate) fn traps() -> PathBuf {
-    built().join("examples/cache_traps")
+    example("cache_traps")
+}
+
+/// One of our programs.
+pub(crate) fn example(name: &str) -> PathBuf {
+    built().join("examples").join(name)
 }
 
 /// A directory with a log and its daemon, which goes with the test.
 pub(crate) struct Cache {
     pub(crate) place: PathBuf,
+    batch: u64,
     daemon: Child,
 }
 
@@ -55,29 +62,46 @@ impl Cache {
         let place = Path::new("/var/tmp").join(format!("remanence-cache-{}-{name}", std::process::id()));
         let _ = fs::remove_dir_all(&place);
         fs::create_dir_all(&place).expect("a directory");
-        let daemon = Self::start(&place, batch).expect("a daemon");
-        Some(Self { place, daemon })
+        Some(Self::at(place, batch))
     }
 
-    fn start(place: &Path, batch: u64) -> Result<Child, String> {
-        let mut daemon = Command::new(built().join("examples/cached"))
-            .arg(place.join("log"))
+    /// In a directory that is there.
+    pub(crate) fn at(place: PathBuf, batch: u64) -> Self {
+        let daemon = Self::spawn(&place.join("log"), batch);
+        let mut cache = Self { place, batch, daemon };
+        let said = cache.is_ready().expect("a daemon");
+        assert_eq!(said, "", "there was no log");
+        cache
+    }
+
+    fn spawn(log: &Path, batch: u64) -> Child {
+        Command::new(example("cached"))
+            .arg(log)
             .arg(batch.to_string())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
-            .expect("the daemon starts");
-        let mut line = String::new();
-        let out = daemon.stdout.take().expect("piped");
-        BufReader::new(out).read_line(&mut line).expect("a line");
-        match line.as_str() {
-            "ready\n" => Ok(daemon),
-            _ => {
-                let output = daemon.wait_with_output().expect("it ends");
-                Err(String::from_utf8_lossy(&output.stderr).into_owned())
+            .expect("the daemon starts")
+    }
+
+    /// What the daemon says of a recovery before it is ready, or why it has ended.
+    fn is_ready(&mut self) -> Result<String, String> {
+        let mut out = BufReader::new(self.daemon.stdout.take().expect("piped"));
+        let mut said = String::new();
+        loop {
+            let mut line = String::new();
+            out.read_line(&mut line).expect("text");
+            match line.as_str() {
+                "ready\n" => return Ok(said),
+                "" => break,
+                line => said += line,
             }
         }
+        let mut why = String::new();
+        self.daemon.stderr.take().expect("piped").read_to_string(&mut why).expect("text");
+        self.daemon.wait().expect("it ends");
+        Err(why)
     }
 
     pub(crate) fn log(&self) -> PathBuf {
@@ -97,7 +121,7 @@ impl Cache {
         command
     }
 
-    fn status(&self) -> String {
+    pub(crate) fn status(&self) -> String {
         command::status(&self.log()).expect("the daemon answers")
     }
 
@@ -125,6 +149,11 @@ impl Cache {
 
     /// Ends the daemon well: nothing is left in the log.
     pub(crate) fn stop(mut self) {
+        self.stop_and_keep();
+    }
+
+    /// The same, and keeps the files.
+    pub(crate) fn stop_and_keep(&mut self) {
         command::stop(&self.log()).expect("it can be stopped");
         assert!(self.daemon.wait().expect("it ends").success());
         let log = format::file_options().open(self.log()).expect("the log");
@@ -137,10 +166,28 @@ impl Cache {
         self.daemon.wait().expect("it was");
     }
 
-    /// Starts another one, which may refuse in a sentence.
-    pub(crate) fn start_again(&mut self) -> Result<(), String> {
-        self.daemon = Self::start(&self.place, 64)?;
-        Ok(())
+    /// Starts another one, which may say that it has recovered the log, or refuse in a sentence.
+    pub(crate) fn start_again(&mut self) -> Result<String, String> {
+        self.daemon = Self::spawn(&self.log(), self.batch);
+        self.is_ready()
+    }
+
+    /// Starts another one, and kills it somewhere on its way.
+    pub(crate) fn start_and_kill(&mut self, behind: std::time::Duration) {
+        self.daemon = Self::spawn(&self.log(), self.batch);
+        std::thread::sleep(behind);
+        self.kill_daemon();
+    }
+
+    /// Whether the daemon has ended, and well.
+    pub(crate) fn ended_well(&mut self) -> bool {
+        self.daemon.wait().expect("it ends").success()
+    }
+
+    /// Where the memory is that a daemon and its programs share.
+    pub(crate) fn segment(&self) -> PathBuf {
+        let log = fs::metadata(self.log()).expect("the log");
+        format!("/dev/shm/remanence-cache-{:x}-{:x}", log.dev(), log.ino()).into()
     }
 
     /// Copies of files, as they are now.
@@ -148,7 +195,8 @@ impl Cache {
         let copy = |name: &&str| {
             let path = self.path(name);
             let inode = fs::metadata(&path).expect("it is there").ino();
-            (inode, (path.clone(), fs::read(path).expect("it can be read")))
+            let modified = fs::metadata(&path).and_then(|found| found.modified()).expect("it has a time");
+            (inode, (path.clone(), fs::read(path).expect("it can be read"), modified))
         };
         Old(names.iter().map(copy).collect())
     }
@@ -158,9 +206,9 @@ impl Drop for Cache {
     fn drop(&mut self) {
         let _ = self.daemon.kill();
         let _ = self.daemon.wait();
-        if let Ok(log) = fs::metadata(self.log()) {
+        if self.log().exists() {
             // What a daemon that was killed has left.
-            let _ = fs::remove_file(format!("/dev/shm/remanence-cache-{:x}-{:x}", log.dev(), log.ino()));
+            let _ = fs::remove_file(self.segment());
         }
         let _ = fs::remove_dir_all(&self.place);
     }
@@ -174,7 +222,7 @@ fn number(text: &str, name: &str) -> u64 {
 }
 
 /// Files as they were, by their inodes.
-pub(crate) struct Old(BTreeMap<u64, (PathBuf, Vec<u8>)>);
+pub(crate) struct Old(pub(crate) BTreeMap<u64, (PathBuf, Vec<u8>, SystemTime)>);
 
 impl Old {
     /// Replays a copy of the log onto them, as after the loss of the machine, and gives what each file is then.
@@ -186,7 +234,7 @@ impl Old {
         assert_eq!((&found.damaged, &found.unsure), (&vec![], &vec![]));
         let layout = found.layout;
         let mut files = BTreeMap::new();
-        for (inode, (path, bytes)) in &self.0 {
+        for (inode, (path, bytes, _)) in &self.0 {
             let target = cache.path(&format!("replayed-{inode}"));
             fs::write(&target, bytes).expect("room");
             let file = File::options().read(true).write(true).open(&target).expect("it is there");

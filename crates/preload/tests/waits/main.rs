@@ -2,5 +2,7 @@
 
 mod cache;
 mod kills;
+mod loss;
 mod programs;
+mod start;
 mod traps;

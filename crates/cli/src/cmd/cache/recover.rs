@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use remanence_cache::format::{self, Held};
 use remanence_cache::recovery::{self, Outcome, Policy, Scan};
 use remanence_cache_live::daemon::retire;
-use remanence_cache_live::recover::real::{RealFiles, lost};
-use remanence_cache_live::recover::{FileReport, Name, NameState, Options, Report, State, recover};
+use remanence_cache_live::recover::real::lost;
+use remanence_cache_live::recover::{FileReport, Name, NameState, Options, Report, State, recover_here};
 use serde_json::{Value, json};
 
 use super::look::{bad, log_json, refuse_empty, view};
@@ -52,7 +52,7 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
     };
     let (scan, report) = if args.dry_run {
         let (region, scan) = view(&args.log)?;
-        let report = recover(&region, scan.clone(), &RealFiles, &options).map_err(|e| bad(&e))?;
+        let report = recover_here(&args.log, &region, scan.clone(), &options).map_err(|e| bad(&e))?;
         (scan, report)
     } else {
         refuse_empty(&args.log)?;
@@ -60,7 +60,7 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
         // Programs that a killed daemon has left append nothing to it any more.
         File::open(&args.log).map_err(|e| bad(&e)).and_then(|log| retire(&log).map_err(|e| bad(&e)))?;
         let scan = recovery::scan(&region, lost(&args.log)).map_err(|e| bad(&e))?;
-        let report = recover(&region, scan.clone(), &RealFiles, &options).map_err(|e| bad(&e))?;
+        let report = recover_here(&args.log, &region, scan.clone(), &options).map_err(|e| bad(&e))?;
         (scan, report)
     };
     let verdict = verdict(&report);
@@ -135,6 +135,7 @@ fn file_said(file: &FileReport, dry: bool) -> (Mood, String) {
     let is = if dry { "would be" } else { "are" };
     match &file.state {
         State::Replayed => (Mood::Good, format!("{due} {is} in it")),
+        State::Kept => (Mood::Good, format!("it has all of it; nothing is due of {due}")),
         State::Made => (Mood::Good, format!("it was lost; it is made anew, and {due} {is} in it")),
         State::Gone => (Mood::Good, format!("it was removed afterwards; nothing is due of {due}")),
         State::Absent { why: None } => (Mood::Bad, format!("it is not found, and {due} stay in the log")),
@@ -206,6 +207,7 @@ fn file_json(file: &FileReport) -> Value {
     });
     let state = match &file.state {
         State::Replayed => json!({ "state": "replayed" }),
+        State::Kept => json!({ "state": "kept" }),
         State::Made => json!({ "state": "made" }),
         State::Gone => json!({ "state": "gone" }),
         State::Absent { why } => json!({ "state": "absent", "why": why }),
