@@ -1,8 +1,12 @@
 //! Real programs under a real daemon: what an absorbed sync promised is in the log.
 
 mod cache;
+mod faults;
 mod kills;
 mod loss;
+#[expect(dead_code, reason = "the program has the other half")]
+mod model;
 mod programs;
 mod start;
+mod torture;
 mod traps;
