@@ -200,7 +200,7 @@ impl Files {
 /// Waits until programs have said so many lines more, and a little.
 fn pause(numbers: &mut Numbers, lines: &AtomicU64) {
     let (more, begun) = (numbers.below(150), lines.load(Ordering::Relaxed));
-    let late = Instant::now() + Duration::from_secs(60);
+    let late = Instant::now() + Duration::from_secs(600);
     while lines.load(Ordering::Relaxed) < begun + more {
         assert!(
             Instant::now() < late,
