@@ -9,6 +9,7 @@
 //! | `io_submit` | the same for the files that it writes |
 //! | `copy_file_range`, `sendfile`, cloning | the kernel's, and the file is marked |
 //! | `splice` | the kernel's, and nobody begins to absorb while this process lives: it may wait for long |
+//! | `close`, `close_range`, `dup2`, `dup3` | are only noticed (`plain.rs`) |
 //! | `io_uring_setup` | is refused as on a kernel that lacks it, and programs do without |
 //!
 //! All else is the kernel's alone. What changes a file there (`truncate` by path, `open` with `O_TRUNC`, `chmod`, `rename`) changes its time of
@@ -23,12 +24,12 @@ use remanence_cache::op::Op;
 use remanence_cache::table::FileId;
 use remanence_intercept::{Syscall, Verdict};
 
-use super::{Face, Me, face};
+use super::{Face, Me, face, plain};
 use crate::segment::{File, Taken, why};
 use crate::sys::{self, Stat};
 
 /// The numbers that a hook asks [`wants`] about.
-pub const NUMBERS: [u16; 18] = [
+pub const NUMBERS: [u16; 22] = [
     libc::SYS_write as u16,
     libc::SYS_pwrite64 as u16,
     libc::SYS_writev as u16,
@@ -47,6 +48,10 @@ pub const NUMBERS: [u16; 18] = [
     libc::SYS_splice as u16,
     libc::SYS_io_submit as u16,
     libc::SYS_io_uring_setup as u16,
+    libc::SYS_close as u16,
+    libc::SYS_close_range as u16,
+    libc::SYS_dup2 as u16,
+    libc::SYS_dup3 as u16,
 ];
 
 const CLONE: u64 = 0x4004_9409;
@@ -71,6 +76,21 @@ pub fn wants(call: &Syscall) -> bool {
                 && arguments[3] & anonymous == 0
         }
         libc::SYS_ioctl => matches!(arguments[1] & 0xffff_ffff, CLONE | CLONE_RANGE),
+        libc::SYS_write | libc::SYS_pwrite64 | libc::SYS_writev | libc::SYS_pwritev | libc::SYS_pwritev2 => {
+            !plain::is_noted(arguments[0])
+        }
+        libc::SYS_close => {
+            plain::closed(arguments[0], arguments[0]);
+            false
+        }
+        libc::SYS_close_range => {
+            plain::closed(arguments[0], arguments[1]);
+            false
+        }
+        libc::SYS_dup2 | libc::SYS_dup3 => {
+            plain::closed(arguments[1], arguments[1]);
+            false
+        }
         _ => true,
     }
 }

@@ -11,7 +11,7 @@ use remanence_cache::op::Op;
 use remanence_cache::table::FileId;
 use remanence_intercept::{Syscall, Verdict};
 
-use super::{Face, Me, filled, uninit};
+use super::{Face, Me, filled, plain, uninit};
 use crate::segment::{Count, File, Taken};
 use crate::sys::{self, Stat};
 
@@ -153,7 +153,15 @@ impl Face {
     /// Carries out a call that changes a file.
     pub(super) fn change(&self, call: &Syscall, fd: i32) -> Verdict {
         let Some(change) = Change::of(call) else { return Verdict::Pass };
-        let Some(stat) = Stat::of(fd).ok().filter(Stat::is_regular) else { return Verdict::Pass };
+        let number = fd.cast_unsigned().into();
+        let before = plain::before(number);
+        let Ok(stat) = Stat::of(fd) else { return Verdict::Pass };
+        if !stat.is_regular() {
+            if self.is_itself() {
+                plain::noted(number, before);
+            }
+            return Verdict::Pass;
+        }
         let Some(me) = self.me() else { return self.marking(call, &stat) };
         if let Some(file) = self.segment.find(&stat.key)
             && let Some(verdict) = self.change_known(&me, call, &change, &file, &stat, fd)

@@ -6,6 +6,7 @@ mod kills;
 mod loss;
 #[expect(dead_code, reason = "the program has the other half")]
 mod model;
+mod plain;
 mod programs;
 mod start;
 mod torture;
