@@ -80,6 +80,12 @@ const RUNS: &[Run] = &[
         NIGHT,
         test!("preload", "--test", "waits", "tools::"),
     ),
+    run_of(
+        "cache-kill",
+        "programs under the write cache and its daemon, killed, and their disk cut off (as root)",
+        NIGHT,
+        test!("preload", "--test", "waits", "torture::"),
+    ),
     run_of("log-kill", "servers of a log, killed", NIGHT, test!("cli", "--test", "waits", "log::")),
     run_of(
         "blobs",

@@ -2,9 +2,13 @@
 //!
 //! A [`Region`] of its own process waits for locks when it syncs, which a forked child would find taken for ever. Here a sync is one system call
 //! on the mapping, whoever else makes one. The first that fails is the last: each one that uses the log is told by the segment.
+//!
+//! **A store can fail too**, where the disk beneath a mapping takes nothing any more, and the kernel then ends the program. So the pages are asked for first, which is a call that
+//! can say no; from then on stores go nowhere, and nobody is told that they are durable.
 
 use std::io;
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use remanence_pmem::{Medium, PersistenceDomain, Region};
 
@@ -18,12 +22,14 @@ pub(crate) struct LogMedium {
     region: Region,
     cached: bool,
     segment: Segment,
+    /// The page that was asked for last.
+    last: AtomicU64,
 }
 
 impl LogMedium {
     /// Over memory that was mapped for as long as the process lives, and whose data lives in that domain.
     pub(crate) fn new(region: Region, domain: PersistenceDomain, segment: Segment) -> Self {
-        Self { region, cached: domain == PersistenceDomain::PageCache, segment }
+        Self { region, cached: domain == PersistenceDomain::PageCache, segment, last: AtomicU64::new(0) }
     }
 
     /// What the region of such a medium is declared to be.
@@ -31,6 +37,33 @@ impl LogMedium {
         match domain {
             PersistenceDomain::PageCache => PersistenceDomain::Process,
             other => other,
+        }
+    }
+}
+
+impl LogMedium {
+    /// Whether the disk beneath takes what is stored there.
+    fn takes(&self, offset: u64, len: u64) -> bool {
+        const PAGE: u64 = 4096;
+        if !self.cached {
+            return true;
+        }
+        if self.segment.has_failed() {
+            return false;
+        }
+        let at = self.region.base() as u64 + offset;
+        let (from, to) = (at - at % PAGE, (at + len).next_multiple_of(PAGE));
+        if to - from == PAGE && self.last.swap(from, Ordering::Relaxed) == from {
+            // A moment ago, for another part of the same header.
+            return true;
+        }
+        match sys::populate(from, to - from) {
+            // The kernel is older than 5.14.
+            Ok(()) | Err(libc::EINVAL) => true,
+            Err(_) => {
+                self.segment.fail();
+                false
+            }
         }
     }
 }
@@ -45,7 +78,9 @@ impl Medium for LogMedium {
     }
 
     fn write(&self, offset: u64, bytes: &[u8]) {
-        self.region.write(offset, bytes);
+        if self.takes(offset, bytes.len() as u64) {
+            self.region.write(offset, bytes);
+        }
     }
 
     fn load_u64(&self, offset: u64) -> u64 {
@@ -53,15 +88,24 @@ impl Medium for LogMedium {
     }
 
     fn store_u64(&self, offset: u64, value: u64) {
-        Medium::store_u64(&self.region, offset, value);
+        if self.takes(offset, 8) {
+            Medium::store_u64(&self.region, offset, value);
+        }
     }
 
     fn compare_and_swap(&self, offset: u64, compare: u64, swap: u64) -> u64 {
-        Medium::compare_and_swap(&self.region, offset, compare, swap)
+        // What comes first of an entry.
+        self.last.store(0, Ordering::Relaxed);
+        if self.takes(offset, 8) {
+            Medium::compare_and_swap(&self.region, offset, compare, swap)
+        } else {
+            // As if it were done: nobody tries for ever, and nothing of it is believed.
+            compare
+        }
     }
 
     fn fetch_add(&self, offset: u64, add: u64) -> u64 {
-        Medium::fetch_add(&self.region, offset, add)
+        if self.takes(offset, 8) { Medium::fetch_add(&self.region, offset, add) } else { 0 }
     }
 
     fn pwb(&self, range: Range<u64>) {

@@ -560,16 +560,16 @@ impl File {
         }
     }
 
-    /// A sync of it in the background has failed: the next sync of the program says so.
+    /// A sync of it has failed while the log has something of it: nothing but a recovery can tell what the kernel has given up. Until then each sync says so, and
+    /// nobody changes it any more, so that nothing is newer than the log.
     pub(crate) fn fail(self, errno: i32) {
         self.set(Self::ERROR, errno.unsigned_abs().into());
         self.refuse(why::FAILED);
     }
 
-    /// The error that is to be told, once.
-    pub(crate) fn take_error(self) -> Option<i32> {
-        let errno = self.word(Self::ERROR).swap(0, Ordering::SeqCst);
-        i32::try_from(errno).ok().filter(|errno| (1..4096).contains(errno))
+    /// The error that is to be told.
+    pub(crate) fn error(self) -> Option<i32> {
+        i32::try_from(self.get(Self::ERROR)).ok().filter(|errno| (1..4096).contains(errno))
     }
 
     pub(crate) fn count_absorbed(self) {
@@ -673,7 +673,7 @@ mod tests {
             let _ = segment.find(&key(n));
             let file = segment.file(n as usize * 31);
             file.note(n);
-            let _ = (file.is_absorbed(), file.take_error(), segment.client(n as usize).owner());
+            let _ = (file.is_absorbed(), file.error(), segment.client(n as usize).owner());
         }
         assert!(segment.log().load(Word::Head) < 1 << 50);
         assert!(Segment::of(&[]).is_none());

@@ -67,7 +67,7 @@ impl Stat {
         };
         Ok(Self {
             key: Key {
-                device: u64::from(found.stx_dev_major) << 32 | u64::from(found.stx_dev_minor),
+                device: rustix::fs::makedev(found.stx_dev_major, found.stx_dev_minor),
                 inode: found.stx_ino,
                 born: nanoseconds(found.stx_btime),
             },
@@ -94,6 +94,32 @@ pub(crate) fn is_on_disk(fd: i32) -> bool {
     let mut found: libc::statfs = unsafe { zeroed() };
     let asked = call(libc::SYS_fstatfs, [fd_of(fd), (&raw mut found) as u64]);
     asked.is_ok() && [EXT, XFS, BTRFS, F2FS].contains(&(found.f_type & 0xffff_ffff))
+}
+
+const GET_HINT: u64 = 1024 + 11;
+const SET_HINT: u64 = 1024 + 12;
+
+/// Whether the kernel has had an inode in memory since [`leave_trace`]. It is the hint about the life time of what is written (`F_SET_RW_HINT`), in its value
+/// *none*, which has no effect: that is on no disk (`pmem/src/cache.rs`). A hint of the program's own does as well.
+pub(crate) fn has_trace(fd: i32) -> bool {
+    let mut hint = 0_u64;
+    call(libc::SYS_fcntl, [fd_of(fd), GET_HINT, (&raw mut hint) as u64]).is_ok() && hint != 0
+}
+
+/// Has the kernel remember this inode until it forgets it. Without effect where it cannot.
+pub(crate) fn leave_trace(fd: i32) {
+    if !has_trace(fd) {
+        hint(fd, 1);
+    }
+}
+
+/// Takes the trace away: nobody relies on what the page cache has.
+pub(crate) fn take_trace(fd: i32) {
+    hint(fd, 0);
+}
+
+fn hint(fd: i32, hint: u64) {
+    let _ = call(libc::SYS_fcntl, [fd_of(fd), SET_HINT, (&raw const hint) as u64]);
 }
 
 /// The flags that a descriptor's file was opened with.
@@ -167,6 +193,11 @@ pub(crate) fn map_words(fd: i32, count: usize) -> Result<&'static [AtomicU64], E
 /// Has a mapped file written to its device.
 pub(crate) fn msync(at: u64, len: u64) -> Result<(), Errno> {
     call(libc::SYS_msync, [at, len, libc::MS_SYNC as u64]).map(|_| ())
+}
+
+/// Has pages of a mapping there, to be written.
+pub(crate) fn populate(at: u64, len: u64) -> Result<(), Errno> {
+    call(libc::SYS_madvise, [at, len, libc::MADV_POPULATE_WRITE as u64]).map(|_| ())
 }
 
 /// A page that is zeros again in a forked child.

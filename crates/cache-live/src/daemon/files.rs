@@ -15,6 +15,7 @@ use remanence_cache::table::{FileId, FileTable, Identity, TableError};
 use remanence_pmem::Region;
 use rustix::fs::inotify;
 
+use super::rules::Paths;
 use crate::segment::{self, First, Segment, why};
 use crate::sys::{self, Errno, Stat};
 
@@ -27,6 +28,8 @@ const ROOM: usize = 64;
 #[derive(Debug)]
 struct Held {
     path: PathBuf,
+    /// What keeps its path from the cache, if something does.
+    rule: Option<String>,
     id: Option<FileId>,
     /// None of one that is never absorbed.
     own: Option<File>,
@@ -35,20 +38,13 @@ struct Held {
     unlinked: bool,
 }
 
-/// Which paths are cached.
-#[derive(Clone, Debug, Default)]
-pub struct Paths {
-    /// Only what is below one of these; all, if there are none.
-    pub include: Vec<PathBuf>,
-    /// Nothing that is below one of these.
-    pub exclude: Vec<PathBuf>,
-}
-
-impl Paths {
-    fn has(&self, path: &Path) -> bool {
-        let below = |of: &[PathBuf]| of.iter().any(|of| path.starts_with(of));
-        (self.include.is_empty() || below(&self.include)) && !below(&self.exclude)
-    }
+/// Has the kernel remember that it has had a file and its directory in memory since now.
+fn leave_traces(own: &File, path: &Path) {
+    sys::leave_trace(own.as_raw_fd());
+    let mut options = File::options();
+    let options = options.read(true).custom_flags(libc::O_DIRECTORY);
+    let directory = path.parent().and_then(|directory| options.open(directory).ok());
+    directory.into_iter().for_each(|directory| sys::leave_trace(directory.as_raw_fd()));
 }
 
 /// All of them.
@@ -57,6 +53,7 @@ pub(super) struct Files {
     segment: Segment,
     table: FileTable<Region>,
     paths: Paths,
+    log: PathBuf,
     held: BTreeMap<usize, Held>,
     by_id: BTreeMap<FileId, usize>,
     watches: BTreeMap<i32, usize>,
@@ -69,16 +66,23 @@ pub(super) struct Files {
 #[derive(Debug)]
 pub(super) struct Standing<'a> {
     pub(super) path: &'a Path,
+    pub(super) rule: Option<&'a str>,
     pub(super) file: segment::File,
 }
 
 impl Files {
-    pub(super) fn new(segment: Segment, table: FileTable<Region>, paths: Paths) -> io::Result<Self> {
+    pub(super) fn new(
+        segment: Segment,
+        table: FileTable<Region>,
+        paths: Paths,
+        log: PathBuf,
+    ) -> io::Result<Self> {
         let inotify = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK)?;
         Ok(Self {
             segment,
             table,
             paths,
+            log,
             held: BTreeMap::new(),
             by_id: BTreeMap::new(),
             watches: BTreeMap::new(),
@@ -109,7 +113,9 @@ impl Files {
         let this = format!("/proc/self/fd/{}", fd.as_raw_fd());
         let path = std::fs::read_link(&this).map_err(|_| libc::EBADF)?;
         let mut first = First { id: u32::MAX, why, due: 2, changed: stat.changed };
-        if !self.paths.has(&path) {
+        let rule =
+            if path == self.log { Some("it is the log".to_owned()) } else { self.paths.refuses(&path) };
+        if rule.is_some() {
             first.why |= why::EXCLUDED;
         }
         // Whoever was at it before we looked is done, or there was nothing to be done yet.
@@ -134,6 +140,7 @@ impl Files {
         };
         let id = match &own {
             Some(own) => {
+                leave_traces(own, &path);
                 let (handle_type, handle) = sys::handle(own.as_raw_fd());
                 let segment::Key { device, inode, born } = stat.key;
                 let path = path.as_os_str().as_bytes().to_vec();
@@ -156,7 +163,7 @@ impl Files {
         let watch = own.as_ref().and_then(|_| inotify::add_watch(&self.inotify, this.as_str(), flags).ok());
         self.watches.extend(watch.map(|watch| (watch, slot)));
         self.by_id.extend(id.map(|id| (id, slot)));
-        self.held.insert(slot, Held { path, id, own, watch, unlinked: false });
+        self.held.insert(slot, Held { path, rule, id, own, watch, unlinked: false });
         Ok(slot)
     }
 
@@ -253,6 +260,13 @@ impl Files {
         Some((slot, own.try_clone().map(OwnedFd::from)))
     }
 
+    /// A sync of a file has failed: nobody relies on what its page cache has.
+    pub(super) fn distrust(&self, slot: usize) {
+        if let Some(own) = self.held.get(&slot).and_then(|held| held.own.as_ref()) {
+            sys::take_trace(own.as_raw_fd());
+        }
+    }
+
     pub(super) fn path(&self, slot: usize) -> &Path {
         self.held.get(&slot).map_or(Path::new("?"), |held| &held.path)
     }
@@ -276,19 +290,14 @@ impl Files {
     }
 
     pub(super) fn standing(&self) -> impl Iterator<Item = Standing<'_>> {
-        self.held.iter().map(|(slot, held)| Standing { path: &held.path, file: self.segment.file(*slot) })
+        self.held.iter().map(|(slot, held)| Standing {
+            path: &held.path,
+            rule: held.rule.as_deref(),
+            file: self.segment.file(*slot),
+        })
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_path_is_below_what_is_included_and_not_below_what_is_excluded() {
-        let paths = Paths { include: vec!["/data".into()], exclude: vec!["/data/tmp".into()] };
-        assert!(paths.has(Path::new("/data/db")) && paths.has(Path::new("/data")));
-        assert!(!paths.has(Path::new("/data/tmp/x")) && !paths.has(Path::new("/database")));
-        assert!(Paths::default().has(Path::new("/anything")));
+    pub(super) const fn paths(&self) -> &Paths {
+        &self.paths
     }
 }

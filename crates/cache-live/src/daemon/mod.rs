@@ -9,7 +9,9 @@
 //! log keeps everything, the program's next sync says the error, and a recovery writes from the log.
 
 mod copying;
+mod dirty;
 mod files;
+mod rules;
 mod work;
 
 use std::cmp::Reverse;
@@ -25,9 +27,10 @@ use std::sync::atomic::Ordering;
 
 use remanence_cache::cleaner::{self, Action, Cleaner, Feed};
 use remanence_cache::entry::Owner;
-use remanence_cache::format::{self, Geometry, OpenError, Promise};
+use remanence_cache::format::{self, Geometry, Layout, OpenError, Promise};
 use remanence_cache::log::Log;
 use remanence_cache::table::FileTable;
+use remanence_pmem::image::Fault;
 use remanence_pmem::layout::Uuid;
 use remanence_pmem::{Region, StoreGranularity};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -36,7 +39,7 @@ use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, getrlimit, pidfd_open, 
 
 use copying::Copying;
 use files::Files;
-pub use files::Paths;
+pub use rules::{Paths, Rule};
 use work::{Failed, Job, OwnLog, Worker};
 
 use crate::copies::Copies;
@@ -44,6 +47,8 @@ use crate::segment::{self, CLIENTS, Count, DAEMON, FILES, Segment, why};
 use crate::sys;
 use crate::wire::{self, Answer, Kind, Question};
 
+/// Entries of a log that is made, if nobody says how many: 128 MiB of them.
+const ENTRIES: u64 = (128 << 20) / (4096 + 64);
 /// How soon the next entry is looked at again whose writer is at it.
 const AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
 /// So many have connected and asked nothing yet, or wait for an answer.
@@ -57,8 +62,8 @@ const LISTED_MAX: usize = 64 << 10;
 pub struct Options {
     /// The file of the log, which is made if it is not there.
     pub log: PathBuf,
-    /// Entries of a log that is made.
-    pub entries: u64,
+    /// Entries that the log has, if that is asked for: one that is there already has to have as many.
+    pub entries: Option<u64>,
     /// A batch ends with so many entries; by default as many as [`cleaner::Options::usual`] says.
     pub batch: Option<u64>,
     /// What is cached.
@@ -97,19 +102,33 @@ pub fn socket_of(log: &Path) -> PathBuf {
     path.into()
 }
 
+/// What is said of a log that is not as large as somebody asks.
+#[must_use]
+pub fn of_another_size(log: &Path, has: u64, wants: u64) -> String {
+    format!(
+        "{} is there already and has {has} entries, and one of the size that is asked for has {wants}: leave the size out, or name another log",
+        log.display()
+    )
+}
+
 /// Where the segment of a log's daemon is: in memory, and gone with the kernel, as it has nothing that a recovery needs.
 fn segment_of(log: &File) -> io::Result<PathBuf> {
     let found = log.metadata()?;
     Ok(format!("/dev/shm/remanence-cache-{:x}-{:x}", found.dev(), found.ino()).into())
 }
 
-/// Serves until `stop` can be read or somebody asks it to end. `ready` is called when programs can join.
+/// Serves until `stop` can be read or somebody asks it to end. A log that was not closed is recovered first, where that needs nobody's decision. `ready` is called
+/// when programs can join, with what is to be said of a recovery.
 ///
 /// # Errors
 /// It cannot begin; or something is left in the log, which is to be recovered.
-pub fn serve(options: &Options, stop: BorrowedFd<'_>, ready: impl FnOnce()) -> Result<(), DaemonError> {
-    let (mut daemon, listener) = Daemon::open(options)?;
-    ready();
+pub fn serve(
+    options: &Options,
+    stop: BorrowedFd<'_>,
+    ready: impl FnOnce(Option<&str>),
+) -> Result<(), DaemonError> {
+    let (mut daemon, listener, recovered) = Daemon::open(options)?;
+    ready(recovered.as_deref());
     let ended = daemon.run(stop, &listener);
     // Nobody finds it any more; and whoever has the segment is told by it.
     let _ = fs::remove_file(socket_of(&daemon.path));
@@ -135,8 +154,12 @@ pub fn retire(log: &File) -> Result<(), DaemonError> {
         left => left.map_err(system(path.display().to_string()))?,
     };
     let found = left.metadata().map_err(system(path.display().to_string()))?;
-    if found.uid() != rustix::process::geteuid().as_raw() || found.len() < segment::LEN {
+    if found.uid() != rustix::process::geteuid().as_raw() {
         return Err(DaemonError::Said(format!("{} is no segment of ours: remove it", path.display())));
+    }
+    if found.len() < segment::LEN {
+        // Its maker was killed before anybody had it.
+        return fs::remove_file(&path).map_err(system(path.display().to_string()));
     }
     let words = sys::map_words(left.as_raw_fd(), segment::WORDS).map_err(|errno| {
         DaemonError::System(path.display().to_string(), io::Error::from_raw_os_error(errno))
@@ -212,19 +235,16 @@ struct Daemon {
 }
 
 impl Daemon {
-    fn open(options: &Options) -> Result<(Self, OwnedFd), DaemonError> {
+    fn open(options: &Options) -> Result<(Self, OwnedFd, Option<String>), DaemonError> {
         let path = std::path::absolute(&options.log).map_err(system(options.log.display().to_string()))?;
         allow_descriptors();
-        let failed = |why: OpenError| match why {
-            OpenError::Dirty => {
-                let log = path.display();
-                DaemonError::Said(format!("{log}: {why}, with `rem cache recover {log}`"))
-            }
-            why => DaemonError::Log(path.clone(), why),
-        };
+        let failed = |why: OpenError| DaemonError::Log(path.clone(), why);
         let said = |what: &Path| what.display().to_string();
-        let geometry = Geometry::usual(options.entries);
-        let made = match fs::metadata(&path) {
+        let geometry = Geometry::usual(options.entries.unwrap_or(ENTRIES));
+        let open = format::file_options();
+        let before = fs::metadata(&path);
+        let made = before.is_err();
+        let open = match before {
             // Whoever owns it reads all that is written through it.
             Ok(found) if found.uid() != rustix::process::geteuid().as_raw() => {
                 let log = path.display();
@@ -232,10 +252,10 @@ impl Daemon {
                     "{log} belongs to another user: name a log of your own"
                 )));
             }
-            found => found.is_err(),
+            Ok(found) if found.is_file() && found.len() == 0 => open.create(geometry.size()),
+            Ok(_) => open,
+            Err(_) => open.create_new(geometry.size()),
         };
-        let open = format::file_options();
-        let open = if made { open.create_new(geometry.size()) } else { open };
         let region = open.open(&path)?;
         let promise = match region.domain().granularity() {
             StoreGranularity::Page => Promise::AtSync,
@@ -244,7 +264,9 @@ impl Daemon {
             }
         };
         let random = random().map_err(system("random numbers"))?;
-        if made {
+        // Also one in whose making somebody was killed.
+        let is_blank = matches!(Layout::read(&region), Err(OpenError::Image(Fault::Blank | Fault::Making)));
+        if is_blank && region.len() == geometry.size() {
             let [a, b, salt, _] = random;
             let mut uuid = [0; 16];
             uuid[..8].copy_from_slice(&a.to_le_bytes());
@@ -252,7 +274,12 @@ impl Daemon {
             format::make(&region, Uuid(uuid), geometry, salt, promise).map_err(failed)?;
         }
         let file = File::from(region.share().map_err(system(said(&path)))?);
+        let has = Layout::read(&region).map_err(failed)?.geometry.entries;
+        if let Some(wants) = options.entries.filter(|wants| *wants != has) {
+            return Err(DaemonError::Said(of_another_size(&path, has, wants)));
+        }
         retire(&file)?;
+        let recovered = dirty::recovered(&path, &region)?;
         let segment_path = segment_of(&file).map_err(system(said(&path)))?;
         let mut new = File::options();
         let segment_file = new.read(true).write(true).create_new(true).mode(0o600).open(&segment_path);
@@ -273,9 +300,8 @@ impl Daemon {
         let cleaning = cleaner::Options { batch, low: usual.low.max(batch), ..usual };
         let cleaner = Cleaner::new(cleaning, log.tail());
         let table = FileTable::empty(region.clone(), *log.layout());
-        let mut paths = options.paths.clone();
-        paths.exclude.push(path.clone());
-        let files = Files::new(segment, table, paths).map_err(system("inotify"))?;
+        let files = Files::new(segment, table, options.paths.clone(), path.clone());
+        let files = files.map_err(system("inotify"))?;
         let log = Arc::new(log);
         let copying = options.copies.as_ref().map(|copies| Copying::start(copies, log.clone(), segment));
         let copying = match copying.transpose() {
@@ -313,7 +339,7 @@ impl Daemon {
             waits: false,
             failed: None,
         };
-        Ok((daemon, listener))
+        Ok((daemon, listener, recovered))
     }
 
     fn run(&mut self, stop: BorrowedFd<'_>, listener: &OwnedFd) -> Result<(), DaemonError> {
@@ -612,6 +638,7 @@ impl Daemon {
             stopped.as_ref().and_then(|stopped| stopped.file).and_then(|file| self.files.to_sync(file));
         self.failed = Some(match (slot, stopped.map(|stopped| stopped.doing)) {
             (Some((slot, _)), Some(Action::Sync { .. })) => {
+                self.files.distrust(slot);
                 self.segment.file(slot).fail(errno.unwrap_or(libc::EIO));
                 format!("{} could not be synced: {why}", self.files.path(slot).display())
             }
@@ -625,6 +652,10 @@ impl Daemon {
     /// How it stands, as JSON.
     fn status(&self) -> String {
         let count = |what| self.segment.counted(what);
+        let rules = |rules: &[Rule]| {
+            let rules: Vec<String> = rules.iter().map(|rule| quoted(&rule.to_string())).collect();
+            format!("[{}]", rules.join(","))
+        };
         let state = match (&self.failed, &self.ending) {
             (Some(_), _) => "failed",
             (None, Some(_)) => "ending",
@@ -651,15 +682,16 @@ impl Daemon {
             let [absorbed, kernel, bytes] = standing.file.counts();
             let comma = if files.is_empty() { "" } else { "," };
             files += &format!(
-                "{comma}{{\"path\":{},\"absorbed\":{absorbed},\"kernel\":{kernel},\"bytes\":{bytes},\"last\":{},\"why\":{}}}",
+                "{comma}{{\"path\":{},\"absorbed\":{absorbed},\"kernel\":{kernel},\"bytes\":{bytes},\"last\":{},\"why\":{},\"rule\":{}}}",
                 quoted(&standing.path.to_string_lossy()),
                 standing.file.last(),
                 said.map_or("null".into(), quoted),
+                standing.rule.map_or("null".into(), quoted),
             );
         }
         format!(
             "{{\"log\":{},\"state\":\"{state}\",\"failed\":{failed},\"medium\":{},\"entries\":{},\"used\":{},\"tail\":{},\"programs\":{},\"copies\":{copies},\
-             \"changes\":{},\"bytes\":{},\"syncs_absorbed\":{},\"syncs_kernel\":{},\"waits\":{},\"refused\":{},\"files\":[{files}]}}",
+             \"changes\":{},\"bytes\":{},\"syncs_absorbed\":{},\"syncs_kernel\":{},\"waits\":{},\"refused\":{},\"include\":{},\"exclude\":{},\"files\":[{files}]}}",
             quoted(&self.path.to_string_lossy()),
             quoted(self.region.domain().domain().name()),
             self.log.layout().geometry.entries,
@@ -672,6 +704,8 @@ impl Daemon {
             count(Count::Kernel),
             count(Count::Waits),
             count(Count::Refused),
+            rules(&self.files.paths().include),
+            rules(&self.files.paths().exclude),
         )
     }
 }

@@ -4,26 +4,32 @@
 //! |---|---|
 //! | `write` and its kin, `ftruncate`, `fallocate` | the kernel's call, then an entry of the log (`change.rs`) |
 //! | `fsync`, `fdatasync` | waits for the log; or the kernel's, where something is due |
+//! | `sync`, `syncfs` | the log's, and then the kernel's |
 //! | `mmap`, shared, of what may be written | the file's syncs are the kernel's for good |
 //! | `io_submit` | the same for the files that it writes |
 //! | `copy_file_range`, `sendfile`, cloning | the kernel's, and the file is marked |
 //! | `splice` | the kernel's, and nobody begins to absorb while this process lives: it may wait for long |
+//! | `close`, `close_range`, `dup2`, `dup3` | are only noticed (`plain.rs`) |
 //! | `io_uring_setup` | is refused as on a kernel that lacks it, and programs do without |
 //!
 //! All else is the kernel's alone. What changes a file there (`truncate` by path, `open` with `O_TRUNC`, `chmod`, `rename`) changes its time of
-//! change, and so makes a sync due. `sync`, `syncfs`, `msync` and `sync_file_range` are the kernel's, of all that there is; and so are the syncs of
-//! directories: names are not logged.
+//! change, and so makes a sync due. `msync` and `sync_file_range` are the kernel's; and so are the syncs of directories: names are not logged.
+//!
+//! **What the kernel has made durable is never undone** by the replay of what is older: where a sync is the kernel's, what the log has of the file by then comes into the file
+//! first, or the log says that it is [settled](Face::settle).
 
 use std::sync::atomic::Ordering;
 
+use remanence_cache::op::Op;
+use remanence_cache::table::FileId;
 use remanence_intercept::{Syscall, Verdict};
 
-use super::{Face, Me, face};
+use super::{Face, Me, face, plain};
 use crate::segment::{File, Taken, why};
 use crate::sys::{self, Stat};
 
 /// The numbers that a hook asks [`wants`] about.
-pub const NUMBERS: [u16; 16] = [
+pub const NUMBERS: [u16; 22] = [
     libc::SYS_write as u16,
     libc::SYS_pwrite64 as u16,
     libc::SYS_writev as u16,
@@ -33,6 +39,8 @@ pub const NUMBERS: [u16; 16] = [
     libc::SYS_fallocate as u16,
     libc::SYS_fsync as u16,
     libc::SYS_fdatasync as u16,
+    libc::SYS_sync as u16,
+    libc::SYS_syncfs as u16,
     libc::SYS_mmap as u16,
     libc::SYS_ioctl as u16,
     libc::SYS_sendfile as u16,
@@ -40,6 +48,10 @@ pub const NUMBERS: [u16; 16] = [
     libc::SYS_splice as u16,
     libc::SYS_io_submit as u16,
     libc::SYS_io_uring_setup as u16,
+    libc::SYS_close as u16,
+    libc::SYS_close_range as u16,
+    libc::SYS_dup2 as u16,
+    libc::SYS_dup3 as u16,
 ];
 
 const CLONE: u64 = 0x4004_9409;
@@ -64,6 +76,21 @@ pub fn wants(call: &Syscall) -> bool {
                 && arguments[3] & anonymous == 0
         }
         libc::SYS_ioctl => matches!(arguments[1] & 0xffff_ffff, CLONE | CLONE_RANGE),
+        libc::SYS_write | libc::SYS_pwrite64 | libc::SYS_writev | libc::SYS_pwritev | libc::SYS_pwritev2 => {
+            !plain::is_noted(arguments[0])
+        }
+        libc::SYS_close => {
+            plain::closed(arguments[0], arguments[0]);
+            false
+        }
+        libc::SYS_close_range => {
+            plain::closed(arguments[0], arguments[1]);
+            false
+        }
+        libc::SYS_dup2 | libc::SYS_dup3 => {
+            plain::closed(arguments[1], arguments[1]);
+            false
+        }
         _ => true,
     }
 }
@@ -82,6 +109,12 @@ pub fn handle(call: &Syscall) -> Verdict {
         | libc::SYS_ftruncate
         | libc::SYS_fallocate => face.change(call, fd(0)),
         libc::SYS_fsync | libc::SYS_fdatasync => face.sync(fd(0)),
+        libc::SYS_sync | libc::SYS_syncfs => {
+            if let Some(me) = face.me() {
+                face.persist(&me, face.log.head());
+            }
+            Verdict::Pass
+        }
         libc::SYS_mmap => {
             let writable = |flags: i32| flags & libc::O_ACCMODE == libc::O_RDWR && flags & libc::O_PATH == 0;
             if sys::flags(fd(4)).is_ok_and(writable) {
@@ -159,6 +192,13 @@ impl Face {
             file.refuse(why);
             // The daemon takes no slot away that says why; but it may have been about to.
             if self.segment.find(&stat.key).is_some() {
+                if let Some(me) = self.me() {
+                    // Whoever was at it has logged that.
+                    if file.take(&stat.key, me.owner.number()) == Taken::Held {
+                        self.settle(&me, &file, fd);
+                        file.unlock();
+                    }
+                }
                 return;
             }
         }
@@ -180,14 +220,19 @@ impl Face {
     }
 
     /// `fsync` and `fdatasync`.
-    fn sync(&self, fd: i32) -> Verdict {
+    pub(super) fn sync(&self, fd: i32) -> Verdict {
         let Some(stat) = Stat::of(fd).ok().filter(Stat::is_regular) else { return Verdict::Pass };
         // A descriptor that only stands for a path cannot be synced, as the kernel says.
         if sys::flags(fd).is_ok_and(|flags| flags & libc::O_PATH != 0) {
             return Verdict::Pass;
         }
-        let Some(me) = self.me() else { return Verdict::Pass };
-        let file = match self.segment.find(&stat.key) {
+        let known = self.segment.find(&stat.key);
+        let Some(me) = self.me() else {
+            let synced = known.map_or_else(|| sys::fsync(fd), |file| self.sync_held(&file, fd));
+            known.map(|file| self.drain_known(file.last()));
+            return Verdict::Return(synced);
+        };
+        let file = match known {
             Some(file) => file,
             // What has no name is gone when it is closed, whatever is durable of it.
             None if stat.links == 0 || !sys::is_on_disk(fd) => return Verdict::Pass,
@@ -205,8 +250,8 @@ impl Face {
             Taken::Held => {}
             Taken::Gone => return Verdict::Pass,
             Taken::Busy => {
-                let synced = sys::fsync(fd);
-                self.settle(file.last());
+                let synced = self.sync_held(&file, fd);
+                self.drain_known(file.last());
                 return Verdict::Return(synced);
             }
         }
@@ -223,20 +268,52 @@ impl Face {
                 }
                 // The log has failed, or is in disorder. The kernel has all of the file; but what copies were to have, no disk has for them.
                 file.mark();
-                if self.segment.is_copied() {
-                    return Verdict::Return(-i64::from(libc::EIO));
-                }
-                return Verdict::Pass;
+                let synced = self.sync_held(&file, fd);
+                return Verdict::Return(if self.segment.is_copied() { -i64::from(libc::EIO) } else { synced });
             }
         }
-        let synced = self.sync_due(&file, fd);
+        let synced = self.sync_due(&me, &file, fd);
         file.unlock();
         Verdict::Return(synced)
     }
 
+    /// Sees to it that no entry of a file, whose lock we have, is ever replayed over what the kernel has made durable of it: all of them are in the file; or, if the
+    /// daemon does not answer, the log says so. `false`: the log is another daemon's by now, has failed, or has no room.
+    pub(super) fn settle(&self, me: &Me, file: &File, fd: i32) -> bool {
+        let upto = file.last();
+        if self.drain(upto) {
+            return self.is_tail_known(upto);
+        }
+        if self.segment.has_failed() || self.sync_held(file, fd) != 0 {
+            return false;
+        }
+        let Ok(stat) = Stat::of(fd) else { return false };
+        let settled = Op::Settled { file: FileId(file.id()), upto };
+        let appended = self.log.append(me.owner, &settled, stat.modified);
+        let settled = appended.is_ok_and(|end| self.persist(me, end));
+        if settled {
+            // It has none that counts.
+            file.set_last(0);
+        }
+        settled
+    }
+
+    /// The kernel's sync of a file of which the log may have something that is in the page cache only.
+    fn sync_held(&self, file: &File, fd: i32) -> i64 {
+        if let Some(errno) = file.error() {
+            return -i64::from(errno);
+        }
+        let synced = sys::fsync(fd);
+        if synced < 0 && self.log.tail() < file.last() {
+            file.fail(synced as i32);
+            sys::take_trace(fd);
+        }
+        synced
+    }
+
     /// The kernel's sync of a file that is locked. It is fsync also for fdatasync: what is absorbed later promises the attributes too.
-    fn sync_due(&self, file: &File, fd: i32) -> i64 {
-        if let Some(errno) = file.take_error() {
+    fn sync_due(&self, me: &Me, file: &File, fd: i32) -> i64 {
+        if let Some(errno) = file.error() {
             return -i64::from(errno);
         }
         // Whoever began before the file had a slot is done, and then the time is looked at.
@@ -245,10 +322,10 @@ impl Face {
             file.note(now.changed);
         }
         let before = file.before_sync();
-        let synced = sys::fsync(fd);
+        let synced = self.sync_held(file, fd);
         if synced == 0 {
             // Entries from before the change that the log lacks must not be replayed over it.
-            let settled = self.settle(file.last());
+            let settled = self.settle(me, file, fd);
             let changed = Stat::of(fd).map_or(0, |stat| stat.changed);
             file.synced(before, quiet && settled, changed);
             file.count_kernel();

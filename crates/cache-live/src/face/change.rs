@@ -11,7 +11,7 @@ use remanence_cache::op::Op;
 use remanence_cache::table::FileId;
 use remanence_intercept::{Syscall, Verdict};
 
-use super::{Face, Me, filled, uninit};
+use super::{Face, Me, filled, plain, uninit};
 use crate::segment::{Count, File, Taken};
 use crate::sys::{self, Stat};
 
@@ -75,6 +75,17 @@ impl Change {
     fn syncs(&self) -> bool {
         matches!(self, Self::Write { flags, .. } if flags & (RWF_DSYNC | RWF_SYNC) != 0)
     }
+}
+
+/// What is to be done behind a change that the program wants to be durable.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Owes {
+    /// It does not.
+    Nothing,
+    /// The kernel has made it durable: the log must have nothing that would undo it.
+    Log,
+    /// The log is to make it durable, or a sync.
+    Sync,
 }
 
 /// Where a file and a descriptor were before a change, and are behind it.
@@ -142,7 +153,15 @@ impl Face {
     /// Carries out a call that changes a file.
     pub(super) fn change(&self, call: &Syscall, fd: i32) -> Verdict {
         let Some(change) = Change::of(call) else { return Verdict::Pass };
-        let Some(stat) = Stat::of(fd).ok().filter(Stat::is_regular) else { return Verdict::Pass };
+        let number = fd.cast_unsigned().into();
+        let before = plain::before(number);
+        let Ok(stat) = Stat::of(fd) else { return Verdict::Pass };
+        if !stat.is_regular() {
+            if self.is_itself() {
+                plain::noted(number, before);
+            }
+            return Verdict::Pass;
+        }
         let Some(me) = self.me() else { return self.marking(call, &stat) };
         if let Some(file) = self.segment.find(&stat.key)
             && let Some(verdict) = self.change_known(&me, call, &change, &file, &stat, fd)
@@ -167,6 +186,9 @@ impl Face {
         stat: &Stat,
         fd: i32,
     ) -> Option<Verdict> {
+        if let Some(errno) = file.error() {
+            return Some(Verdict::Return(-i64::from(errno)));
+        }
         if file.why() != 0 {
             return None;
         }
@@ -178,22 +200,29 @@ impl Face {
         let logged = file.last();
         let (value, owes) = self.change_held(me, call, change, file, stat, fd);
         let (last, absorbed) = (file.last(), file.is_absorbed());
+        let owes = if value > 0 { owes } else { Owes::Nothing };
+        if !absorbed && owes == Owes::Log {
+            self.settle(me, file, fd);
+        }
         file.unlock();
         if last != logged && self.segment.is_to_kick(self.log.used()) {
             self.kick();
         }
-        if value > 0 && owes && !(absorbed && self.persist(me, last)) {
+        if owes == Owes::Sync && !(absorbed && self.persist(me, last)) {
             file.mark();
-            let synced = match sys::fsync(fd) {
-                0 if self.segment.is_copied() && !self.settle(last) => -i64::from(libc::EIO),
-                synced => synced,
+            let synced = match self.sync(fd) {
+                Verdict::Return(synced) => synced,
+                Verdict::Pass => sys::fsync(fd),
             };
             return Some(Verdict::Return(if synced < 0 { synced } else { value }));
+        }
+        if absorbed && owes == Owes::Log && !self.persist(me, last) && self.segment.is_copied() {
+            return Some(Verdict::Return(-i64::from(libc::EIO)));
         }
         Some(Verdict::Return(value))
     }
 
-    /// Changes a file whose lock we have. Gives what the kernel gave, and whether a sync that the program asked for with it is still to be made.
+    /// Changes a file whose lock we have. Gives what the kernel gave, and what is still to be done for a sync that the program asked for with it.
     fn change_held(
         &self,
         me: &Me,
@@ -202,14 +231,16 @@ impl Face {
         file: &File,
         stat: &Stat,
         fd: i32,
-    ) -> (i64, bool) {
+    ) -> (i64, Owes) {
         // What was seen before the lock is as good if nothing came between.
         let now = if stat.changed == file.changed() { Some(*stat) } else { Stat::of(fd).ok() };
         let opened = sys::flags(fd).ok();
         let (Some(now), Some(opened)) = (now, opened) else {
             file.make_due();
-            return (sys::forward(call), false);
+            return (sys::forward(call), if change.syncs() { Owes::Log } else { Owes::Nothing });
         };
+        let is_synchronous = change.syncs() || opened & libc::O_DSYNC != 0;
+        let behind = if is_synchronous { Owes::Log } else { Owes::Nothing };
         file.note(now.changed);
         let direct = opened & libc::O_DIRECT != 0;
         let moves = matches!(change, Change::Allocate { mode, .. } if mode & ALLOCATE_MOVES != 0);
@@ -222,15 +253,16 @@ impl Face {
             if let Ok(after) = Stat::of(fd) {
                 file.set_changed(after.changed);
             }
-            return (value, false);
+            return (value, behind);
         }
         let here = matches!(change, Change::Write { place: Place::Here, .. });
         let position = || if here { sys::position(fd).ok() } else { None };
         let before = position();
-        let (mut made, owes) = (*call, change.syncs());
-        if owes {
+        let (mut made, mut owes) = (*call, behind);
+        if change.syncs() {
             // The sync is of the log.
             made.arguments[5] &= !(RWF_DSYNC | RWF_SYNC);
+            owes = Owes::Sync;
         }
         let value = sys::forward(&made);
         let Ok(after) = Stat::of(fd) else {
@@ -291,7 +323,7 @@ impl Face {
         loop {
             let space = self.segment.space().load(Ordering::SeqCst) as u32;
             match self.log.append(me.owner, op, after.modified) {
-                Ok(end) => {
+                Ok(end) if !self.segment.has_failed() => {
                     file.set_last(end);
                     self.segment.count(Count::Changes, 1);
                     return true;
@@ -303,8 +335,8 @@ impl Face {
                     }
                     sys::wait(self.segment.space(), space, 50);
                 }
-                Err(why) => {
-                    if matches!(why, AppendError::Medium(_)) {
+                other => {
+                    if matches!(other, Err(AppendError::Medium(_))) {
                         self.segment.fail();
                     }
                     self.segment.count(Count::Refused, 1);

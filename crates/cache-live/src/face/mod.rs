@@ -4,7 +4,7 @@
 //! *allocates* where an entry or a sync of the log takes a buffer, so whoever links it gives it an allocator that is not the program's
 //! (the crate `preload` does).
 //!
-//! **It knows nothing of descriptors.** Which file a call is about is asked of the kernel each time: so `dup`, `fork`, `exec`, descriptors that were
+//! **It knows nothing of descriptors**, but which of them lead to no file at all (`plain.rs`). Which file a call is about is asked of the kernel each time: so `dup`, `fork`, `exec`, descriptors that were
 //! sent, `close_range` and numbers that are used again cannot make it wrong. It holds none either: it has the log and the segment mapped, and
 //! a connection to the daemon exists for the length of one question.
 //!
@@ -16,10 +16,12 @@
 //! | `mod.rs` | joining, and what is asked of the daemon |
 //! | `calls.rs` | which call does what |
 //! | `change.rs` | a change of a file: the kernel first, then the log |
+//! | `plain.rs` | descriptors that lead to no regular file |
 #![expect(unsafe_code, reason = "one mapping that is made here becomes the log's")]
 
 mod calls;
 mod change;
+mod plain;
 
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
@@ -210,6 +212,12 @@ impl Face {
         Some(self.segment.file(answer.values[0] as usize))
     }
 
+    /// Whether this process has its numbers of descriptors and its memory to itself: not the child of `vfork`.
+    fn is_itself(&self) -> bool {
+        let joined = self.own(own::PROCESS).load(Ordering::Relaxed);
+        joined == 0 || joined == sys::process()
+    }
+
     /// Tells the daemon that there is work.
     fn kick(&self) {
         let question = Question { kind: Kind::Kick, segment: self.segment.name(), about: 0 };
@@ -240,8 +248,13 @@ impl Face {
     }
 
     /// Waits until all below an index is in its file, and whoever recovers from the log's copies would know that.
-    fn settle(&self, upto: u64) -> bool {
-        self.drain(upto) && (!self.segment.is_copied() || self.segment.wait_copied_tail(upto, COPY_MS))
+    fn drain_known(&self, upto: u64) -> bool {
+        self.drain(upto) && self.is_tail_known(upto)
+    }
+
+    /// Waits until whoever recovers from the log's copies, if it has some, would know that all below an index is in its file.
+    fn is_tail_known(&self, tail: u64) -> bool {
+        !self.segment.is_copied() || self.segment.wait_copied_tail(tail, COPY_MS)
     }
 
     /// This process may change files from now on in ways that nobody sees: nobody begins to absorb while it lives.

@@ -7,6 +7,7 @@
 //! | `find` | which file an identity means now |
 //! | `names` | brings about what names mean in the end |
 //! | `bytes` | writes; reconciles with what others wrote |
+//! | `kept` | nothing of that, where the page cache has it all |
 //!
 //! **In which order.** All files are looked for and looked at first, and what was found of them is sealed in the log with all else that was decided. Then come names, then
 //! bytes in batches with one sync a file, then files that somebody else has changed, then the log is emptied, and last the second names of what was made
@@ -18,6 +19,7 @@
 mod bytes;
 pub mod files;
 mod find;
+mod kept;
 mod names;
 pub mod real;
 
@@ -37,6 +39,7 @@ use bytes::{Beside, Entries, apply, reconcile, set_aside};
 use files::{Files, Kind};
 use find::{Finder, Found, split};
 use names::Namer;
+use real::RealFiles;
 
 /// How a recovery is carried out.
 #[derive(Clone, Debug)]
@@ -60,6 +63,8 @@ impl Default for Options {
 pub enum State {
     /// What was due is in it.
     Replayed,
+    /// What was due was in it all the time, as the kernel has kept its pages: it was synced.
+    Kept,
     /// It was lost, and is made anew, with what was due.
     Made,
     /// It was unlinked or replaced afterwards: nothing is due.
@@ -156,6 +161,12 @@ pub enum Error {
         /// What the system says.
         source: io::Error,
     },
+    /// Programs that have used the log go on, and may write to the files.
+    #[error(
+        "programs that have used the log still run ({}): end them, and recover again",
+        .0.iter().map(|process| format!("process {process}")).collect::<Vec<_>>().join(", ")
+    )]
+    InUse(Vec<u32>),
     /// A file is found by no name, so nothing can be put beside it.
     #[error(
         "{path} was changed by somebody else and is found by its handle only: give it a name, and recover again"
@@ -185,6 +196,40 @@ struct Due {
     bytes: u64,
 }
 
+/// The same as [`recover`] on the files of this machine, for the log at a path. Where the page cache is known to have all that the log has, that is not replayed.
+///
+/// # Errors
+/// Something failed: the log has everything, and it may be begun anew.
+pub fn recover_here(
+    log: &Path,
+    medium: &impl Medium,
+    scan: Scan,
+    options: &Options,
+) -> Result<Report, Error> {
+    if let Some(report) = kept::settle(medium, options.dry)? {
+        return Ok(report);
+    }
+    if !options.dry && !scan.is_clean() {
+        let users =
+            real::users(log).map_err(Error::of("looked for in processes", log.display().to_string()))?;
+        if !users.is_empty() {
+            return Err(Error::InUse(users));
+        }
+    }
+    recover(medium, scan, &RealFiles, options)
+}
+
+/// What is due to the bytes of each file.
+fn due_of(scan: &Scan) -> BTreeMap<FileId, Due> {
+    let mut due: BTreeMap<FileId, Due> = BTreeMap::new();
+    for item in scan.due().into_iter().filter(|item| !item.is_of_names()) {
+        let due = due.entry(item.files[0]).or_default();
+        due.entries.push(item.entry);
+        due.bytes += item.entry.len;
+    }
+    due
+}
+
 /// Carries out what a log has that its files lack; or says what that would be.
 ///
 /// # Errors
@@ -196,16 +241,9 @@ pub fn recover<F: Files>(
     options: &Options,
 ) -> Result<Report, Error> {
     let mut finder = Finder::new(files, medium, scan.layout, scan.names(medium));
-    let mut due: BTreeMap<FileId, Due> = BTreeMap::new();
-    for item in scan.due() {
-        for file in &item.files {
-            finder.find(*file).map_err(Error::of("looked for", finder.shown(*file)))?;
-        }
-        if !item.is_of_names() {
-            let due = due.entry(item.files[0]).or_default();
-            due.entries.push(item.entry);
-            due.bytes += item.entry.len;
-        }
+    let due = due_of(&scan);
+    for file in scan.due().iter().flat_map(|item| &item.files) {
+        finder.find(*file).map_err(Error::of("looked for", finder.shown(*file)))?;
     }
     let (states, judged) = judge(&mut finder, &scan, &due, options)?;
     let mut report =

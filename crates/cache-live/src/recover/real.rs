@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::sync::{Arc, OnceLock};
 
 use remanence_cache::entry::Mtime;
@@ -54,6 +54,16 @@ impl Node {
         let flags = flags | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
         let file = rustix::fs::open(self.shown(), flags, Mode::empty())?;
         Ok(self.open.get_or_init(|| file.into()))
+    }
+
+    /// A descriptor to read by, of a regular file or a directory.
+    pub(super) fn to_read(&self) -> io::Result<File> {
+        match of(self)?.kind {
+            Kind::File | Kind::Directory => {}
+            Kind::Symlink | Kind::Other => return Err(io::Error::from(rustix::io::Errno::INVAL)),
+        }
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+        Ok(rustix::fs::open(self.shown(), flags, Mode::empty())?.into())
     }
 
     fn fd(&self) -> impl AsFd {
@@ -253,6 +263,31 @@ pub fn lost(path: &std::path::Path) -> Lost {
     const MEMORY: [u64; 2] = [0x0102_1994, 0x8584_58f6];
     let is_memory = rustix::fs::statfs(path).is_ok_and(|stat| MEMORY.contains(&(stat.f_type as u64)));
     if is_memory { Lost::Nothing } else { Lost::Unsynced }
+}
+
+/// Which other processes have the log at a path mapped, as those have that log into it, whether anybody takes it from them or not.
+pub(super) fn users(log: &std::path::Path) -> io::Result<Vec<u32>> {
+    let (found, path) = (std::fs::metadata(log)?, std::fs::canonicalize(log)?);
+    let device = format!("{:02x}:{:02x}", rustix::fs::major(found.dev()), rustix::fs::minor(found.dev()));
+    let (inode, path) = (found.ino().to_string(), path.to_string_lossy().into_owned());
+    let is_log = |line: &str| {
+        let mut fields = line.split_ascii_whitespace().skip(3);
+        let at = (fields.next(), fields.next());
+        // Some file systems have other numbers of devices there.
+        at.1 == Some(inode.as_str()) && (at.0 == Some(device.as_str()) || line.ends_with(&path))
+    };
+    let mut users = Vec::new();
+    for process in std::fs::read_dir("/proc")? {
+        let Some(process) = process?.file_name().to_str().and_then(|name| name.parse().ok()) else {
+            continue;
+        };
+        // Of another user's nothing is ours, and one that has ended has nothing.
+        let Ok(maps) = std::fs::read(format!("/proc/{process}/maps")) else { continue };
+        if process != std::process::id() && String::from_utf8_lossy(&maps).lines().any(is_log) {
+            users.push(process);
+        }
+    }
+    Ok(users)
 }
 
 /// The identity of what is at a path, as a log has it; no link is followed at its end.

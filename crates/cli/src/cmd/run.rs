@@ -57,7 +57,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
     let log = args.start.of.path()?;
     args.start.reach.copies(args.start.of.name())?;
     let before = match cache::standing(&log) {
-        Some(standing) => standing,
+        Some(standing) => {
+            args.start.is_fit(&log, &standing)?;
+            standing
+        }
         None => started(&args.start, &log)?,
     };
     let mut command = Command::new(&args.command[0]);
@@ -186,7 +189,10 @@ fn started(start: &Start, log: &Path) -> Result<Value, Fail> {
     command.args(["-c", "\"$@\" &", "sh"]).arg(own);
     // Servers by their names, and a file by its whole path: the daemon works in another directory one day.
     let name = if start.reach.copies(start.of.name())?.is_some() { start.of.name() } else { log };
-    command.args(["cache", "start", "--size", &start.size.0.to_string(), "--log"]).arg(name);
+    command.args(["cache", "start", "--log"]).arg(name);
+    if let Some(size) = start.size {
+        command.args(["--size", &size.0.to_string()]);
+    }
     if let Some(acks) = start.reach.acks {
         command.args(["--acks", &acks.to_string()]);
     }
@@ -202,11 +208,13 @@ fn started(start: &Start, log: &Path) -> Result<Value, Fail> {
     }
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(told).process_group(0);
     let mut shell = command.spawn().context(|| "the daemon cannot be started".into())?;
-    let mut line = String::new();
     if let Some(out) = shell.stdout.take() {
-        BufReader::new(out)
-            .read_line(&mut line)
-            .context(|| "the daemon does not say that it is ready".into())?;
+        for line in BufReader::new(out).lines() {
+            match line.context(|| "the daemon does not say that it is ready".into())?.as_str() {
+                "ready" => break,
+                recovered => anstream::eprintln!("rem: {recovered}"),
+            }
+        }
     }
     shell.wait().context(|| "a shell does not end".into())?;
     // Another one may have been quicker.

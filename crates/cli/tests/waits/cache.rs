@@ -85,6 +85,94 @@ fn a_program_is_run_with_its_syncs_absorbed_and_a_report() {
     assert!(String::from_utf8(said.good()).expect("text").ends_with("/log.sock\n"));
 }
 
+/// The process that has a log: whose command line says so.
+fn daemon_of(log: &Path) -> rustix::process::Pid {
+    let processes = std::fs::read_dir("/proc").expect("processes");
+    let log = log.as_os_str().as_encoded_bytes();
+    let mut daemons = processes.filter_map(|process| {
+        let process: i32 = process.ok()?.file_name().to_str()?.parse().ok()?;
+        let line = std::fs::read(format!("/proc/{process}/cmdline")).ok()?;
+        let mut words = line.split(|byte| *byte == 0).skip_while(|word| *word != b"start");
+        let is_daemon = words.next().is_some() && words.any(|word| word == log);
+        is_daemon.then(|| rustix::process::Pid::from_raw(process)).flatten()
+    });
+    daemons.next().expect("it runs")
+}
+
+#[test]
+fn a_log_whose_daemon_was_killed_is_recovered_when_the_next_program_is_run() {
+    let Some(place) = Place::new("killed") else { return };
+    let script =
+        "echo a > f; sync f; sync f; echo b >> f; sync f; echo c >> f; sync f; echo synced; read line";
+    let mut first = place.rem(&["run", "--log", "log", "--", "sh", "-c", script]);
+    let mut first = first
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .expect("it runs");
+    let mut line = String::new();
+    let mut out = std::io::BufReader::new(first.stdout.take().expect("piped"));
+    std::io::BufRead::read_line(&mut out, &mut line).expect("text");
+    assert_eq!(line, "synced\n");
+    let daemon = daemon_of(&place.0.join("log"));
+    let lives = rustix::process::pidfd_open(daemon, rustix::process::PidfdFlags::empty()).expect("it runs");
+    rustix::process::pidfd_send_signal(&lives, rustix::process::Signal::KILL).expect("it runs");
+    rustix::event::poll(&mut [rustix::event::PollFd::new(&lives, rustix::event::PollFlags::IN)], None)
+        .expect("it ends");
+    first.kill().expect("it runs");
+    first.wait().expect("it ends");
+    let said = place.said(&["run", "--log", "log", "--", "cat", "f"]);
+    assert!(said.stderr.contains("was not closed, and its files have all of it"), "{}", said.stderr);
+    assert_eq!(said.stderr.lines().count(), 1, "{}", said.stderr);
+    assert_eq!(said.good(), b"a\nb\nc\n");
+    place.said(&["cache", "stop", "--log", "log"]).good();
+}
+
+#[test]
+fn which_rule_keeps_a_file_from_the_cache_is_told() {
+    let Some(place) = Place::new("rules") else { return };
+    let script = "for f in a.db b.tmp c.db; do for n in 1 2 3 4; do echo $n >> $f; sync $f; done; done";
+    let run = |more: &[&str]| {
+        let rules = ["run", "--log", "log", "--report", "--include", "*.db", "--exclude", "./c*"];
+        place.said(&[&rules[..], more, &["--", "sh", "-c", script]].concat())
+    };
+    let said = run(&[]);
+    assert_eq!(said.status, Some(0), "{}", said.stderr);
+    let told = |end: &str| said.stderr.lines().any(|line| line.ends_with(end));
+    let place_of = std::fs::canonicalize(&place.0).expect("it is there");
+    assert!(told("b.tmp: its path is excluded (no --include has it)"), "{}", said.stderr);
+    let rule = format!("c.db: its path is excluded (--exclude {}/c*)", place_of.display());
+    assert!(told(&rule), "{}", said.stderr);
+    assert!(!said.stderr.contains("a.db"), "{}", said.stderr);
+    let files = place.said(&["cache", "status", "--log", "log", "--json"]).json();
+    let files = files["files"].as_array().expect("a list").clone();
+    let a = files.iter().find(|file| file["path"].as_str().is_some_and(|path| path.ends_with("a.db")));
+    assert!(a.is_some_and(|a| a["absorbed"].as_u64() >= Some(2)), "{files:?}");
+    // A daemon that runs is not told other ones.
+    let said = run(&["--exclude", "other"]);
+    assert!(said.stderr.contains("runs with other paths"), "{}", said.stderr);
+    assert_eq!(run(&[]).status, Some(0));
+}
+
+#[test]
+fn a_log_of_another_size_than_is_asked_for_is_not_used() {
+    let Some(place) = Place::new("size") else { return };
+    place.said(&["run", "--log", "log", "--size", "8M", "--", "true"]).good();
+    for daemon in ["running", "ended"] {
+        let other = place.said(&["run", "--log", "log", "--size", "16M", "--", "true"]);
+        assert_eq!(other.status, Some(1), "{daemon}");
+        assert!(other.stderr.contains("leave the size out, or name another log"), "{}", other.stderr);
+        if daemon == "running" {
+            place.said(&["cache", "stop", "--log", "log"]).good();
+        }
+    }
+    for same in
+        [&["run", "--log", "log", "--size", "8M", "--", "true"][..], &["run", "--log", "log", "--", "true"]]
+    {
+        place.said(same).good();
+    }
+}
+
 #[test]
 fn what_cannot_be_caught_is_refused_before_it_starts() {
     let Some(place) = Place::new("refused") else { return };

@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::OnceLock;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use remanence_cache::cleaner::Action;
 use remanence_cache::format::{self, Lost};
@@ -42,7 +42,12 @@ fn built() -> &'static Path {
 
 /// A program with a trap.
 pub(crate) fn traps() -> PathBuf {
-    built().join("examples/cache_traps")
+    example("cache_traps")
+}
+
+/// One of our programs.
+pub(crate) fn example(name: &str) -> PathBuf {
+    built().join("examples").join(name)
 }
 
 /// Runs a test of this program again as somebody who is not root, where this is root: some programs refuse to serve root. Whether it did.
@@ -75,6 +80,7 @@ pub(crate) fn again_as_nobody(test: &str) -> bool {
 pub(crate) struct Cache {
     pub(crate) place: PathBuf,
     log: PathBuf,
+    batch: u64,
     daemon: Child,
 }
 
@@ -105,32 +111,54 @@ impl Cache {
             "/var/tmp" => place.join("log"),
             medium => Path::new(medium).join(format!("{own}.log")),
         };
-        let daemon = Self::start(&log, batch).expect("a daemon");
-        Some(Self { place, log, daemon })
+        Some(Self::begin(place, log, batch))
     }
 
-    fn start(log: &Path, batch: u64) -> Result<Child, String> {
+    /// In a directory that is there.
+    pub(crate) fn at(place: PathBuf, batch: u64) -> Self {
+        let log = place.join("log");
+        Self::begin(place, log, batch)
+    }
+
+    fn begin(place: PathBuf, log: PathBuf, batch: u64) -> Self {
+        let daemon = Self::spawn(&log, batch);
+        let mut cache = Self { place, log, batch, daemon };
+        let said = cache.is_ready().expect("a daemon");
+        assert_eq!(said, "", "there was no log");
+        cache
+    }
+
+    fn spawn(log: &Path, batch: u64) -> Child {
         // With few descriptors, as many as it may have open being another question.
-        let mut daemon = Command::new("sh")
+        Command::new("sh")
             .args(["-c", "ulimit -Sn 64; exec \"$@\"", "sh"])
-            .arg(built().join("examples/cached"))
+            .arg(example("cached"))
             .arg(log)
             .arg(batch.to_string())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
-            .expect("the daemon starts");
-        let mut line = String::new();
-        let out = daemon.stdout.take().expect("piped");
-        BufReader::new(out).read_line(&mut line).expect("a line");
-        match line.as_str() {
-            "ready\n" => Ok(daemon),
-            _ => {
-                let output = daemon.wait_with_output().expect("it ends");
-                Err(String::from_utf8_lossy(&output.stderr).into_owned())
+            .expect("the daemon starts")
+    }
+
+    /// What the daemon says of a recovery before it is ready, or why it has ended.
+    fn is_ready(&mut self) -> Result<String, String> {
+        let mut out = BufReader::new(self.daemon.stdout.take().expect("piped"));
+        let mut said = String::new();
+        loop {
+            let mut line = String::new();
+            out.read_line(&mut line).expect("text");
+            match line.as_str() {
+                "ready\n" => return Ok(said),
+                "" => break,
+                line => said += line,
             }
         }
+        let mut why = String::new();
+        self.daemon.stderr.take().expect("piped").read_to_string(&mut why).expect("text");
+        self.daemon.wait().expect("it ends");
+        Err(why)
     }
 
     pub(crate) fn log(&self) -> PathBuf {
@@ -141,10 +169,10 @@ impl Cache {
         socket_of(&self.log)
     }
 
-    /// What the daemon and the programs share.
-    fn segment(&self) -> Option<String> {
+    /// Where the memory is that a daemon and its programs share.
+    pub(crate) fn segment(&self) -> Option<PathBuf> {
         let log = fs::metadata(&self.log).ok()?;
-        Some(format!("/dev/shm/remanence-cache-{:x}-{:x}", log.dev(), log.ino()))
+        Some(format!("/dev/shm/remanence-cache-{:x}-{:x}", log.dev(), log.ino()).into())
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -163,6 +191,7 @@ impl Cache {
     /// Kills every program that has the cache but one: what has a session of its own by now too, and what was just executed.
     pub(crate) fn kill_programs(&self, but: u32) {
         let Some(segment) = self.segment() else { return };
+        let segment = segment.display().to_string();
         let joins = format!("REMANENCE_CACHE={}\0", self.socket().display());
         let has = |process: &Path, file: &str, what: &str| {
             let text = fs::read(process.join(file)).unwrap_or_default();
@@ -189,7 +218,7 @@ impl Cache {
         }
     }
 
-    fn status(&self) -> String {
+    pub(crate) fn status(&self) -> String {
         command::status(&self.log()).expect("the daemon answers")
     }
 
@@ -226,6 +255,11 @@ impl Cache {
 
     /// Ends the daemon well: nothing is left in the log.
     pub(crate) fn stop(mut self) {
+        self.stop_and_keep();
+    }
+
+    /// The same, and keeps the files.
+    pub(crate) fn stop_and_keep(&mut self) {
         command::stop(&self.log()).expect("it can be stopped");
         assert!(self.daemon.wait().expect("it ends").success());
         let log = format::file_options().open(self.log()).expect("the log");
@@ -238,15 +272,22 @@ impl Cache {
         self.daemon.wait().expect("it was");
     }
 
-    /// Starts another one, which may refuse in a sentence.
-    pub(crate) fn start_again(&mut self) -> Result<(), String> {
-        self.start_with(64)
+    /// Starts another one, which may say that it has recovered the log, or refuse in a sentence.
+    pub(crate) fn start_again(&mut self) -> Result<String, String> {
+        self.daemon = Self::spawn(&self.log(), self.batch);
+        self.is_ready()
     }
 
-    /// The same; a batch has so many entries.
-    pub(crate) fn start_with(&mut self, batch: u64) -> Result<(), String> {
-        self.daemon = Self::start(&self.log, batch)?;
-        Ok(())
+    /// Starts another one, and kills it somewhere on its way.
+    pub(crate) fn start_and_kill(&mut self, behind: std::time::Duration) {
+        self.daemon = Self::spawn(&self.log(), self.batch);
+        std::thread::sleep(behind);
+        self.kill_daemon();
+    }
+
+    /// Whether the daemon has ended, and well.
+    pub(crate) fn ended_well(&mut self) -> bool {
+        self.daemon.wait().expect("it ends").success()
     }
 
     /// Copies of files, as they are now.
@@ -277,16 +318,16 @@ fn number(text: &str, name: &str) -> u64 {
 }
 
 /// Files as they were, by their inodes.
-pub(crate) struct Old(BTreeMap<u64, (PathBuf, Vec<u8>)>);
+pub(crate) struct Old(pub(crate) BTreeMap<u64, (PathBuf, Vec<u8>, SystemTime)>);
 
 impl Old {
     /// Those that are there.
     pub(crate) fn of(paths: impl Iterator<Item = PathBuf>) -> Self {
         let copy = |path: PathBuf| {
             let mut file = File::open(&path).ok()?;
-            let (inode, mut bytes) = (file.metadata().ok()?.ino(), Vec::new());
+            let (found, mut bytes) = (file.metadata().ok()?, Vec::new());
             file.read_to_end(&mut bytes).ok()?;
-            Some((inode, (path, bytes)))
+            Some((found.ino(), (path, bytes, found.modified().ok()?)))
         };
         Self(paths.filter_map(copy).collect())
     }
@@ -294,7 +335,7 @@ impl Old {
     /// Forgets those that are not wanted any more, or have lost their names.
     pub(crate) fn retain(&mut self, wanted: impl Fn(&Path) -> bool) {
         let same = |inode: u64, path: &Path| fs::metadata(path).is_ok_and(|now| now.ino() == inode);
-        self.0.retain(|inode, (path, _)| wanted(path) && same(*inode, path));
+        self.0.retain(|inode, (path, ..)| wanted(path) && same(*inode, path));
     }
 
     /// Replays a copy of the log onto them, as after the loss of the machine, and gives what each file is then.
@@ -306,7 +347,7 @@ impl Old {
         assert_eq!((&found.damaged, &found.unsure), (&vec![], &vec![]));
         let layout = found.layout;
         let mut files = BTreeMap::new();
-        for (inode, (path, bytes)) in &self.0 {
+        for (inode, (path, bytes, _)) in &self.0 {
             let target = cache.path(&format!("replayed-{inode}"));
             fs::write(&target, bytes).expect("room");
             let file = File::options().read(true).write(true).open(&target).expect("it is there");

@@ -2,8 +2,15 @@
 
 mod cache;
 mod databases;
+mod faults;
 mod kills;
+mod loss;
+#[expect(dead_code, reason = "the program has the other half")]
+mod model;
+mod plain;
 mod programs;
 mod rounds;
+mod start;
 mod tools;
+mod torture;
 mod traps;

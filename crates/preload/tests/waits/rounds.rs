@@ -4,15 +4,9 @@
 //! files and counts what is there. Each round ends with a kill, wherever everybody is then, and with two checks: of the files as they
 //! are, and of what a loss of the machine would have left, where of each file whose syncs were absorbed there are the old bytes and what the log makes of them.
 
-use std::fs::{self, File};
+use std::fs;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-
-use remanence_cache::format;
-use remanence_cache::recovery::{Outcome, scan};
-use remanence_cache_live::daemon::retire;
-use remanence_cache_live::recover::real::{RealFiles, lost};
-use remanence_cache_live::recover::{Options, State, recover};
 
 use crate::cache::{Cache, Old, Talk};
 
@@ -232,22 +226,8 @@ impl Rounds {
         if let Some(idle) = self.idle.take() {
             idle.end();
         }
-        let (log, place) = (self.cache().log(), self.cache().place.clone());
-        let refused = self.cache_mut().start_with(NEVER).expect_err("the log is dirty");
-        assert!(refused.contains("recover it first"), "{refused}");
-        retire(&File::open(&log).expect("the log")).expect("nobody is there any more");
-        let region = format::file_options().open(&log).expect("the log");
-        let found = scan(&region, lost(&log)).expect("a log");
-        let aside = place.join("aside");
-        fs::create_dir_all(&aside).expect("room");
-        let options = Options { set_aside: Some(aside), ..Options::default() };
-        let report = recover(&region, found, &RealFiles, &options).expect("it ends");
-        assert_eq!(report.outcome, Some(Outcome::Empty), "{report:?}");
-        for file in report.files.iter().filter(|file| file.state != State::Replayed) {
-            println!("{}: {}: {:?}", self.program.name, file.path, file.state);
-        }
-        drop(region);
-        self.cache_mut().start_with(NEVER).expect("the log is clean");
+        let said = self.cache_mut().start_again().expect("nobody has to decide anything");
+        println!("{}: {said}", self.program.name);
         self.idle();
     }
 }

@@ -2,13 +2,14 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd as _;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
 use remanence_cache_live::command;
 use remanence_cache_live::copies::Copies;
-use remanence_cache_live::daemon::{Options, Paths, serve};
+use remanence_cache_live::daemon::{Options, Paths, Rule, of_another_size, serve};
 use remanence_remotelog::ConnectOptions;
 use serde_json::Value;
 
@@ -124,15 +125,64 @@ pub(in crate::cmd) struct Start {
     pub(in crate::cmd) of: Of,
     #[command(flatten)]
     pub(in crate::cmd) reach: Reach,
-    /// Size of a log that is made
-    #[arg(long, value_name = "SIZE", default_value = "128M")]
-    pub(in crate::cmd) size: Size,
-    /// Cache only what is below one of these directories
-    #[arg(long, value_name = "PATH")]
+    /// Size of a log that is made, 128M if it is left out; one that is there has to have this size
+    #[arg(long, value_name = "SIZE")]
+    pub(in crate::cmd) size: Option<Size>,
+    /// Cache only this path and what is below; `*` and `?` stand for bytes of a name, `**` for names, and `*.db` without a slash is in any directory
+    #[arg(long, value_name = "PATTERN")]
     pub(in crate::cmd) include: Vec<PathBuf>,
-    /// Cache nothing that is below one of these
-    #[arg(long, value_name = "PATH")]
+    /// Cache nothing of these, also of what is included
+    #[arg(long, value_name = "PATTERN")]
     pub(in crate::cmd) exclude: Vec<PathBuf>,
+}
+
+impl Start {
+    /// Entries that the log is to have, if somebody asks for that.
+    pub(in crate::cmd) fn entries(&self) -> Option<u64> {
+        self.size.map(|size| (size.0 / ENTRY).max(64))
+    }
+
+    /// What is cached.
+    fn paths(&self) -> Result<Paths, Fail> {
+        let rules =
+            |texts: &[PathBuf]| texts.iter().map(|text| rule(text)).collect::<Result<Vec<Rule>, Fail>>();
+        Ok(Paths { include: rules(&self.include)?, exclude: rules(&self.exclude)? })
+    }
+
+    /// Refuses a daemon that runs already if it is not as is asked for.
+    pub(in crate::cmd) fn is_fit(&self, log: &Path, standing: &Value) -> Result<(), Fail> {
+        let has = number_of(standing, "entries");
+        if let Some(wants) = self.entries().filter(|wants| *wants != has) {
+            return Err(Fail::new(of_another_size(log, has, wants)));
+        }
+        let Paths { include, exclude } = self.paths()?;
+        let same = |name: &str, rules: &[Rule]| {
+            let has =
+                standing[name].as_array().into_iter().flatten().map(|rule| rule.as_str().unwrap_or_default());
+            rules.is_empty() || has.eq(rules.iter().map(ToString::to_string))
+        };
+        if same("include", &include) && same("exclude", &exclude) {
+            return Ok(());
+        }
+        let log = log.display();
+        Err(Fail::new(format!(
+            "the daemon of {log} runs with other paths than --include and --exclude say: `rem cache stop --log {log}` ends it"
+        )))
+    }
+}
+
+/// A rule of the command line, as the kernel says the paths of open files.
+fn rule(text: &Path) -> Result<Rule, Fail> {
+    let names: Vec<Component<'_>> = text.components().collect();
+    let open = names.iter().position(|name| Rule::is_open(name.as_os_str().as_bytes()));
+    let (fixed, open) = names.split_at(open.unwrap_or(names.len()));
+    if fixed.is_empty() && open.len() == 1 {
+        return Ok(Rule::new(text.to_owned()));
+    }
+    let fixed: PathBuf = if fixed.is_empty() { ".".into() } else { fixed.iter().collect() };
+    let mut whole = std::fs::canonicalize(&fixed).context(|| format!("{} is not there", fixed.display()))?;
+    whole.extend(open);
+    Ok(Rule::new(whole))
 }
 
 #[derive(clap::Args, Debug)]
@@ -148,23 +198,20 @@ pub(in crate::cmd) struct Status {
 const ENTRY: u64 = 4096 + 64;
 
 pub(in crate::cmd) fn start(args: &Start) -> Result<(), Fail> {
-    let absolute = |paths: &[PathBuf]| -> Result<Vec<PathBuf>, Fail> {
-        let place = |path: &PathBuf| {
-            // As the kernel says the paths of open files.
-            std::fs::canonicalize(path).context(|| format!("{} is not there", path.display()))
-        };
-        paths.iter().map(place).collect()
-    };
-    let paths = Paths { include: absolute(&args.include)?, exclude: absolute(&args.exclude)? };
-    let entries = (args.size.0 / ENTRY).max(64);
     let copies = args.reach.copies(&args.of.log)?;
-    let options = Options { log: args.of.path()?, entries, batch: None, paths, copies };
+    let options = Options {
+        log: args.of.path()?,
+        entries: args.entries(),
+        batch: None,
+        paths: args.paths()?,
+        copies,
+    };
     let stop = Stop::listen()?;
     let (ended, end) = UnixStream::pair().context(|| "a pair of sockets cannot be had".into())?;
     when_asked(&stop, false, move || drop(end));
-    let ready = || {
+    let ready = |recovered: Option<&str>| {
         // Who does not read it any more has the socket.
-        let _ = print_line("ready");
+        let _ = recovered.map_or(Ok(()), print_line).and_then(|()| print_line("ready"));
     };
     serve(&options, ended.as_fd(), ready).map_err(|why| Fail::new(why.to_string()))
 }
@@ -250,7 +297,8 @@ fn lines(status: &Value, since: &Value) -> Vec<(String, String)> {
     }
     for file in status["files"].as_array().into_iter().flatten() {
         if let Some(why) = file["why"].as_str() {
-            lines.push(("not absorbed".to_owned(), format!("{}: {why}", text_of(file, "path"))));
+            let rule = file["rule"].as_str().map_or(String::new(), |rule| format!(" ({rule})"));
+            lines.push(("not absorbed".to_owned(), format!("{}: {why}{rule}", text_of(file, "path"))));
         }
     }
     lines

@@ -9,7 +9,10 @@ use remanence_cache::recovery::{self, Outcome, Policy, Scan};
 use remanence_cache_live::copies::{Taken, look};
 use remanence_cache_live::daemon::retire;
 use remanence_cache_live::recover::real::{RealFiles, lost};
-use remanence_cache_live::recover::{FileReport, Name, NameState, Options, Report, State, recover};
+use remanence_cache_live::recover::{
+    FileReport, Name, NameState, Options, Report, State, recover, recover_here,
+};
+use remanence_pmem::Region;
 use serde_json::{Value, json};
 
 use super::daemon::{Reach, copies_path};
@@ -55,7 +58,7 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args) -> Result<(), Fail> {
     match (&args.from, &args.log) {
         (Some(from), log) => from_copies(args, from, log.as_deref()),
-        (None, Some(log)) => recovered(args, log, lost(log)),
+        (None, Some(log)) => recovered(args, log, lost(log), false),
         (None, None) => Err(Fail::new("name the log, or the servers that have its copy with --from")),
     }
 }
@@ -69,7 +72,7 @@ fn from_copies(args: &Args, from: &Path, log: Option<&Path>) -> Result<(), Fail>
         let found = look(&copies).map_err(|e| of_copies(&e))?;
         let made = suffixed(&log, ".look");
         write(&found, &made)?;
-        let looked = recovered(args, &made, Lost::Unsynced);
+        let looked = recovered(args, &made, Lost::Unsynced, true);
         let _ = std::fs::remove_file(&made);
         return looked;
     }
@@ -82,9 +85,9 @@ fn from_copies(args: &Args, from: &Path, log: Option<&Path>) -> Result<(), Fail>
         ui::line(Mood::Good, "clean", "the log on these servers was closed, and its files lack nothing");
         return Ok(());
     };
-    let lost = match format::file_options().view(&log) {
+    let (lost, made) = match format::file_options().view(&log) {
         // This machine still has it, with all that the copy has.
-        Ok(region) if Layout::read(&region).is_ok_and(|there| there == *layout) => lost(&log),
+        Ok(region) if Layout::read(&region).is_ok_and(|there| there == *layout) => (lost(&log), false),
         Ok(_) => {
             let text = "there is another log here: name a file that is not there, to make this one in";
             return Err(bad(&text));
@@ -93,10 +96,10 @@ fn from_copies(args: &Args, from: &Path, log: Option<&Path>) -> Result<(), Fail>
             let made = suffixed(&log, ".made");
             write(found, &made)?;
             std::fs::rename(&made, &log).map_err(|e| bad(&e))?;
-            Lost::Unsynced
+            (Lost::Unsynced, true)
         }
     };
-    recovered(args, &log, lost)?;
+    recovered(args, &log, lost, made)?;
     taken.close().map_err(|why| {
         of_copies(&format!("all is in its files, but these servers could not be told ({why}); recover again"))
     })
@@ -122,16 +125,24 @@ fn write(found: &Rebuilt, path: &Path) -> Result<(), Fail> {
 }
 
 /// Recovers from a log.
-fn recovered(args: &Args, log: &Path, lost: Lost) -> Result<(), Fail> {
+fn recovered(args: &Args, log: &Path, lost: Lost, made: bool) -> Result<(), Fail> {
     let bad = bad(log);
     let options = Options {
         policy: if args.skip_damage { Policy::Skip } else { Policy::Hold },
         dry: args.dry_run,
         set_aside: args.set_aside.clone(),
     };
+    // One that was made again of its copy says nothing of what this kernel's page cache has.
+    let carry_out = |region: &Region, scan: Scan| {
+        let report = match made {
+            true => recover(region, scan, &RealFiles, &options),
+            false => recover_here(log, region, scan, &options),
+        };
+        report.map_err(|e| bad(&e))
+    };
     let (scan, report) = if args.dry_run {
         let (region, scan) = view(log, lost)?;
-        let report = recover(&region, scan.clone(), &RealFiles, &options).map_err(|e| bad(&e))?;
+        let report = carry_out(&region, scan.clone())?;
         (scan, report)
     } else {
         refuse_empty(log)?;
@@ -139,7 +150,7 @@ fn recovered(args: &Args, log: &Path, lost: Lost) -> Result<(), Fail> {
         // Programs that a killed daemon has left append nothing to it any more.
         File::open(log).map_err(|e| bad(&e)).and_then(|log| retire(&log).map_err(|e| bad(&e)))?;
         let scan = recovery::scan(&region, lost).map_err(|e| bad(&e))?;
-        let report = recover(&region, scan.clone(), &RealFiles, &options).map_err(|e| bad(&e))?;
+        let report = carry_out(&region, scan.clone())?;
         (scan, report)
     };
     let verdict = verdict(&report);
@@ -214,6 +225,7 @@ fn file_said(file: &FileReport, dry: bool) -> (Mood, String) {
     let is = if dry { "would be" } else { "are" };
     match &file.state {
         State::Replayed => (Mood::Good, format!("{due} {is} in it")),
+        State::Kept => (Mood::Good, format!("it has all of it; nothing is due of {due}")),
         State::Made => (Mood::Good, format!("it was lost; it is made anew, and {due} {is} in it")),
         State::Gone => (Mood::Good, format!("it was removed afterwards; nothing is due of {due}")),
         State::Absent { why: None } => (Mood::Bad, format!("it is not found, and {due} stay in the log")),
@@ -285,6 +297,7 @@ fn file_json(file: &FileReport) -> Value {
     });
     let state = match &file.state {
         State::Replayed => json!({ "state": "replayed" }),
+        State::Kept => json!({ "state": "kept" }),
         State::Made => json!({ "state": "made" }),
         State::Gone => json!({ "state": "gone" }),
         State::Absent { why } => json!({ "state": "absent", "why": why }),

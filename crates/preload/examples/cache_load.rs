@@ -1,0 +1,150 @@
+//! Programs that write and sync for as long as they are let, and say what was acknowledged. They know nothing of a cache.
+//!
+//! `cache_load syncs FILE`: for each byte on its standard input a record and a sync, and a line that says how that went: "ok", or the error's number.
+//! `cache_load seen FILE` and `cache_load unseen FILE`: a number that was a pipe's becomes the file's, by a call of the C library or by one of its own; after lines and syncs as in `cache_traps`.
+//! `cache_load cost`: what a write costs that leads to no file, in nanoseconds.
+//! `cache_load steps DIRECTORY SEED PROCESS THREADS`: each thread takes the steps of its seed on a file of its own, and appends records to one of all.
+#![expect(unsafe_code, reason = "a call that nobody sees")]
+
+use std::fs::File;
+use std::io::{Read as _, Write as _};
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+
+#[path = "../tests/waits/model.rs"]
+#[expect(dead_code, reason = "the test has the other half")]
+mod model;
+
+use model::{RECORD, Step, bytes, numbers, record};
+
+/// More than anybody lets it take.
+const STEPS: u64 = 200_000;
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().collect();
+    let number = |n: usize| -> u64 { arguments[n].parse().expect("a number") };
+    match arguments[1].as_str() {
+        "syncs" => syncs(&arguments[2]),
+        "seen" => becomes(&arguments[2], true),
+        "unseen" => becomes(&arguments[2], false),
+        "cost" => cost(),
+        "steps" => {
+            let (directory, seed, process) = (Path::new(&arguments[2]), number(3), number(4));
+            std::thread::scope(|scope| {
+                for thread in 0..number(5) {
+                    scope.spawn(move || steps(directory, seed, process, thread));
+                }
+            });
+        }
+        other => panic!("nobody knows how to {other}"),
+    }
+}
+
+fn said(done: std::io::Result<()>) -> String {
+    match done {
+        Ok(()) => "ok".to_owned(),
+        Err(why) => format!("{}", why.raw_os_error().unwrap_or(-1)),
+    }
+}
+
+fn syncs(path: &str) {
+    let file = File::options().read(true).write(true).create(true).truncate(false).open(path).expect("room");
+    for n in 0_u64.. {
+        if std::io::stdin().read_exact(&mut [0]).is_err() {
+            return;
+        }
+        let done = file.write_all_at(&record(0, 0, 0, n), n * RECORD as u64).and_then(|()| file.sync_data());
+        println!("{}", said(done));
+    }
+}
+
+/// `dup2`, by the C library or by an instruction of this program.
+fn duplicate(from: i32, to: i32, seen: bool) {
+    let mut value = libc::SYS_dup2;
+    if seen {
+        // SAFETY: two numbers.
+        value = unsafe { libc::dup2(from, to) }.into();
+    } else {
+        // SAFETY: two numbers; the kernel overwrites these two registers.
+        unsafe {
+            std::arch::asm!(
+                "syscall", inlateout("rax") value, in("rdi") i64::from(from), in("rsi") i64::from(to),
+                out("rcx") _, out("r11") _,
+            );
+        }
+    }
+    assert_eq!(value, i64::from(to));
+}
+
+fn becomes(path: &str, seen: bool) {
+    let file = File::options().read(true).write(true).open(path).expect("the file is there");
+    for round in 0..4 {
+        file.write_all_at(&[round; 5000], u64::from(round) * 100).expect("room");
+        file.sync_all().expect("a disk");
+    }
+    println!("ready");
+    std::io::stdin().read_exact(&mut [0]).expect("a line");
+    let (_from, mut to) = std::io::pipe().expect("a pipe");
+    for _ in 0..3 {
+        to.write_all(b"into the pipe").expect("room");
+    }
+    duplicate(file.as_raw_fd(), to.as_raw_fd(), seen);
+    to.write_all(b"into the file").expect("room");
+    file.write_all_at(b"beside it", 3000).expect("room");
+    file.sync_all().expect("a disk");
+    println!("done");
+    let _ = std::io::stdin().read_to_end(&mut Vec::new());
+}
+
+fn cost() {
+    const CALLS: u32 = 2000;
+    let mut null = File::options().write(true).open("/dev/null").expect("a device");
+    let (mut from, mut to) = std::io::pipe().expect("a pipe");
+    for (name, write) in [
+        ("/dev/null", &mut (|| null.write_all(b"x").expect("nobody looks")) as &mut dyn FnMut()),
+        ("a pipe", &mut || {
+            to.write_all(b"x").expect("room");
+            from.read_exact(&mut [0]).expect("a byte");
+        }),
+    ] {
+        let mut rounds: Vec<u128> = (0..300)
+            .map(|_| {
+                let start = std::time::Instant::now();
+                (0..CALLS).for_each(|_| write());
+                start.elapsed().as_nanos()
+            })
+            .collect();
+        rounds.sort_unstable();
+        println!("{name}: {:.1} ns", rounds[150] as f64 / f64::from(CALLS));
+    }
+}
+
+fn steps(directory: &Path, seed: u64, process: u64, thread: u64) {
+    let mut open = File::options();
+    let open = open.read(true).write(true).create(true).truncate(false);
+    let file = open.open(directory.join(format!("own-{process}-{thread}"))).expect("room");
+    let all = File::options().append(true).create(true).open(directory.join("all")).expect("room");
+    let mut numbers = numbers(seed, process, thread);
+    let mut len = file.metadata().expect("a file").len();
+    for taken in 1..STEPS {
+        let step = Step::draw(&mut numbers, len);
+        match step {
+            Step::Write { offset, len, word } => file.write_all_at(&bytes(word, len), offset),
+            Step::Append { len: more, word } => file.write_all_at(&bytes(word, more), len),
+            Step::Truncate { len } => file.set_len(len),
+            Step::Sync { only_data: true } => file.sync_data(),
+            Step::Sync { only_data: false } => file.sync_all(),
+        }
+        .expect("a disk");
+        len = step.len(len);
+        if matches!(step, Step::Sync { .. }) {
+            println!("own {thread} {taken}");
+        }
+        if taken % 16 == 0 {
+            (&all).write_all(&record(seed, process, thread, taken)).expect("room");
+            all.sync_data().expect("a disk");
+            println!("all {thread} {taken}");
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! The disk beneath the files, or beneath the log, is full or fails: nobody is told that something is durable which is not, the next sync says it, nobody hangs, and
+//! when the disk is repaired a start brings all that was acknowledged.
+
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use remanence_cache_live::command;
+
+use crate::cache::{Cache, Talk, example};
+use crate::loss::Disk;
+use crate::model::{RECORD, record};
+
+const NEVER: u64 = 3000;
+
+/// A program that syncs a record when it is told to, and says how that went.
+struct Syncs {
+    program: Talk,
+    acknowledged: u64,
+}
+
+impl Syncs {
+    fn start(cache: &Cache, file: &str) -> Self {
+        let mut command = cache.command(example("cache_load"));
+        Self { program: Talk::with(command.args(["syncs", file])), acknowledged: 0 }
+    }
+
+    /// `Err`: the number of an error.
+    fn sync(&mut self) -> Result<(), i32> {
+        self.program.say(".");
+        match self.program.line().expect("it goes on").as_str() {
+            "ok" => {
+                self.acknowledged += 1;
+                Ok(())
+            }
+            errno => Err(errno.parse().expect("a number")),
+        }
+    }
+
+    fn sync_well(&mut self, count: u64) {
+        (0..count).for_each(|_| self.sync().expect("a disk"));
+    }
+
+    /// Syncs until it is told of an error, which is soon.
+    fn sync_until_an_error(&mut self) -> i32 {
+        (0..100).find_map(|_| self.sync().err()).expect("somebody says that the disk has failed")
+    }
+}
+
+fn has_records(path: &Path, count: u64) {
+    let bytes = fs::read(path).expect("it can be read");
+    for n in 0..count {
+        let there = bytes.get(n as usize * RECORD..(n as usize + 1) * RECORD);
+        assert_eq!(there, Some(&record(0, 0, 0, n)[..]), "record {n} of {count}");
+    }
+}
+
+/// A cache whose files lie on a disk of their own, and a program that has had syncs absorbed there.
+fn on_a_disk(name: &str, image: impl FnOnce(&Cache) -> Option<PathBuf>) -> Option<(Cache, Disk, Syncs)> {
+    let cache = Cache::new(name, NEVER)?;
+    let image = image(&cache)?;
+    let disk = Disk::new(image, cache.path("disk"), 64)?;
+    let mut syncs = Syncs::start(&cache, "disk/file");
+    syncs.sync_well(20);
+    assert!(cache.count("disk/file", "absorbed") > 0, "{:?}", cache.of("disk/file"));
+    Some((cache, disk, syncs))
+}
+
+/// The disk has failed, and the daemon knows: everybody is told. Repaired, it gets all that was acknowledged.
+fn is_told_and_repaired(mut cache: Cache, mut disk: Disk, mut syncs: Syncs, repair: impl FnOnce()) {
+    command::drain(&cache.log()).expect_err("it cannot be drained");
+    let status = cache.status();
+    assert!(status.contains("\"state\":\"failed\"") && status.contains("disk/file"), "{status}");
+    let errno = syncs.sync_until_an_error();
+    assert!([libc::EIO, libc::ENOSPC, libc::EROFS].contains(&errno), "{errno}");
+    // The kernel says it once, and takes the next sync for good.
+    assert!((0..3).all(|_| syncs.sync().is_err()), "nothing of this file is durable any more");
+    let acknowledged = syncs.acknowledged;
+    syncs.program.child.kill().expect("it runs");
+    syncs.program.child.wait().expect("it ends");
+    command::stop(&cache.log()).expect_err("not all is in its files");
+    assert!(!cache.ended_well(), "and the daemon says so");
+    repair();
+    disk.unmount().and_then(|()| disk.mount()).expect("it can be mounted again");
+    let said = cache.start_again().expect("nobody has to decide anything");
+    assert!(said.contains("is recovered: "), "{said}");
+    has_records(&cache.path("disk/file"), acknowledged);
+    cache.drain();
+    // And it is on the disk.
+    cache.stop_and_keep();
+    disk.unmount().and_then(|()| disk.mount()).expect("it can be mounted again");
+    has_records(&disk.place.join("file"), acknowledged);
+}
+
+#[test]
+fn a_disk_that_is_cut_off() {
+    let Some((cache, disk, syncs)) = on_a_disk("cut", |cache| Some(cache.path("image"))) else { return };
+    disk.cut_off();
+    is_told_and_repaired(cache, disk, syncs, || {});
+}
+
+#[test]
+fn a_disk_that_the_kernel_lets_nobody_write_to_any_more() {
+    let Some((cache, disk, syncs)) = on_a_disk("read-only", |cache| Some(cache.path("image"))) else {
+        return;
+    };
+    let trigger = format!("/sys/fs/ext4/{}/trigger_fs_error", disk.device());
+    let remounted = Command::new("mount").args(["-o", "remount,errors=remount-ro"]).arg(&disk.place).status();
+    assert!(remounted.expect("mount").success());
+    if let Err(why) = fs::write(&trigger, "1") {
+        println!("SKIPPED: {trigger}: {why}");
+        return;
+    }
+    is_told_and_repaired(cache, disk, syncs, || {});
+}
+
+/// A disk that has less room than it says: what is behind it is full.
+#[test]
+fn a_disk_that_is_full_when_the_files_are_synced() {
+    let mut behind = None;
+    let found = on_a_disk("thin", |cache| {
+        let place = cache.path("behind");
+        fs::create_dir(&place).expect("a directory");
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", "size=40m", "tmpfs"]).arg(&place);
+        if !mount.status().is_ok_and(|status| status.success()) {
+            println!("SKIPPED: no tmpfs can be mounted here");
+            return None;
+        }
+        behind = Some(Behind(place.clone()));
+        Some(place.join("image"))
+    });
+    let Some((cache, disk, mut syncs)) = found else { return };
+    let behind = behind.expect("it was mounted");
+    cache.drain();
+    let filler = behind.0.join("filler");
+    let mut full = File::create(&filler).expect("room");
+    while full.write_all(&[1; 4096]).is_ok() {}
+    drop(full);
+    // The kernel takes them, until its journal has failed, and the log has them.
+    let before = syncs.acknowledged;
+    let _ = (0..600).find(|_| syncs.sync().is_err());
+    assert!(syncs.acknowledged > before);
+    is_told_and_repaired(cache, disk, syncs, || fs::remove_file(&filler).expect("it is there"));
+}
+
+#[test]
+fn a_log_that_finds_no_room_is_refused_before_a_program_starts() {
+    let Some(mut cache) = Cache::new("no-room", NEVER) else { return };
+    cache.stop_and_keep();
+    fs::remove_file(cache.log()).expect("it is there");
+    let mut mount = Command::new("mount");
+    mount.args(["-t", "tmpfs", "-o", "size=4m", "tmpfs"]).arg(&cache.place);
+    if !mount.status().is_ok_and(|status| status.success()) {
+        println!("SKIPPED: no tmpfs can be mounted here");
+        return;
+    }
+    let _behind = Behind(cache.place.clone());
+    let why = cache.start_again().expect_err("it has 16 MiB");
+    assert!(why.contains("no space for"), "{why}");
+}
+
+/// The disk of the log alone: programs go on, and their syncs are the kernel's.
+#[test]
+fn a_log_whose_disk_is_cut_off() {
+    let Some(outside) = Cache::new("outside", NEVER) else { return };
+    let Some(mut disk) = Disk::new(outside.path("image"), outside.path("disk"), 64) else { return };
+    let mut cache = Cache::at(disk.place.clone(), NEVER);
+    let file = outside.path("file");
+    let path = file.to_str().expect("text");
+    let mut syncs = Syncs::start(&cache, path);
+    syncs.sync_well(20);
+    assert!(cache.count(path, "absorbed") > 0, "{:?}", cache.of(path));
+    let kernel = cache.counted("syncs_kernel");
+    disk.cut_off();
+    syncs.sync_well(300);
+    assert!(cache.counted("syncs_kernel") >= kernel + 290);
+    has_records(&file, syncs.acknowledged);
+    command::drain(&cache.log()).expect_err("the log has failed");
+    let status = cache.status();
+    assert!(
+        status.contains("\"state\":\"failed\"") && status.contains("the log's medium failed"),
+        "{status}"
+    );
+    let acknowledged = syncs.acknowledged;
+    syncs.program.end();
+    command::stop(&cache.log()).expect_err("the log has failed");
+    assert!(!cache.ended_well(), "and the daemon says so");
+    disk.unmount().and_then(|()| disk.mount()).expect("it can be mounted again");
+    cache.start_again().expect("nobody has to decide anything");
+    has_records(&file, acknowledged);
+    cache.stop_and_keep();
+    drop((cache, disk));
+    outside.stop();
+}
+
+/// A file system that goes with the test, behind what lies on it.
+struct Behind(PathBuf);
+
+impl Drop for Behind {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
+    }
+}
