@@ -6,10 +6,10 @@
 
 use std::collections::BTreeMap;
 
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::{Table, presets};
 use serde::{Deserialize, Serialize};
 
-use crate::report::{Report, Row, bytes, figure};
+use crate::report::{Report, Row, align, bytes, figure};
 
 /// What is read of an earlier report: what is not needed is passed over, so that those of other releases can be read.
 #[derive(Clone, Debug, Deserialize)]
@@ -183,11 +183,7 @@ impl Comparison {
                 format!("{} to {}", figure(within.0), figure(within.1)),
             ]);
         }
-        for column in [1, 5, 6] {
-            if let Some(column) = table.column_mut(column) {
-                column.set_cell_alignment(CellAlignment::Right);
-            }
-        }
+        align(&mut table, &[1, 5, 6]);
         format!("{out}{table}\n")
     }
 }

@@ -24,8 +24,9 @@ use serde::{Deserialize, Serialize};
 use crate::effort;
 use crate::machine::State;
 use crate::netns::{self, Star};
-use crate::plot::{self, Axis, Panel};
-use crate::programs::{Fate, Programs, Spec, Started, Stopped, run_tool, signal};
+use crate::plot::{self, Axis, Panel, Point};
+use crate::process::run_tool;
+use crate::programs::{Fate, Programs, Spec, Started, Stopped, signal};
 use crate::report::{Bar, Kind, Report, Row, Sense};
 use crate::role::{self, Counters, Lost, Pair, Place, Ran, Role};
 use crate::samples::{Key, Metric, Samples};
@@ -230,12 +231,19 @@ fn panels(report: &Report) -> Vec<Panel> {
         let rows: Vec<&Row> = report.rows.iter().filter(|row| row.op == op && row.metric == metric).collect();
         let gap = report.params["without a write, ms"][&op].as_f64()?;
         let from = AROUND as f64;
+        let mut series = plot::lines(&rows);
+        for (_, points) in series.iter_mut().filter(|_| metric == "latency") {
+            // Nothing was written in between, and so nothing took any time.
+            let is_after = |point: &Point| point.x + SLICE as f64 >= from + gap;
+            let after = points.iter().position(is_after).unwrap_or(points.len());
+            points.insert(after, Point::at(from, f64::NAN));
+        }
         (!rows.is_empty()).then(|| Panel {
             caption: format!("Primary {}: {words}", fault.name()),
             x: Axis::Linear(format!("ms; the fault comes at {AROUND}")),
             unit: unit.to_owned(),
             log,
-            series: plot::lines(&rows),
+            series,
             shaded: vec![(from, (from + gap).min(DRAWN as f64))],
             shade: "no write is acknowledged",
         })
@@ -588,6 +596,9 @@ mod tests {
         let panels = panels(&report);
         assert_eq!(panels.len(), 2, "what was not measured has none");
         assert!(panels.iter().all(|panel| panel.shaded == [(200.0, 500.0)]));
+        let longest = &panels[1].series[0].1;
+        let at = longest.iter().position(|point| point.y.is_nan()).expect("the line is broken");
+        assert!(longest[at - 1].x <= 200.0 && longest[at + 1].x >= 490.0, "{longest:?}");
         let file = std::env::temp_dir().join(format!("rem-bench-failover-{}.svg", std::process::id()));
         draw(&report, &file).expect("it is drawn");
         let svg = std::fs::read_to_string(&file).expect("it is there");

@@ -171,15 +171,7 @@ pub(crate) fn remove_those_of(process: u32) {
 }
 
 fn ip(args: &[&str]) -> Result<(), String> {
-    let output = process::tool("ip")
-        .args(args)
-        .output()
-        .map_err(|e| format!("the `ip` command of iproute2 is needed: {e}"))?;
-    if output.status.success() {
-        return Ok(());
-    }
-    let why = String::from_utf8_lossy(&output.stderr);
-    Err(format!("ip {}: {} (network namespaces take root)", args.join(" "), why.trim()))
+    process::run_tool("ip", args).map_err(|why| format!("{why} (network namespaces take root and iproute2)"))
 }
 
 impl NetworkPath {

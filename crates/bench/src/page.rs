@@ -210,7 +210,7 @@ fn section(out: &mut String, id: usize, read: &Read, source: &Source) -> Summary
             let paper = escape(bar.name.trim_start_matches(CLAIM));
             let _ = writeln!(
                 out,
-                "<tr><td>{paper}<td>{verdict}<td>{value} ({interval}), and {limit} is asked</tr>"
+                "<tr><td>{paper}<td>{verdict}<td class=\"w\">{value} ({interval}), and {limit} is asked</tr>"
             );
         }
         out.push_str("</table>\n");
@@ -219,7 +219,10 @@ fn section(out: &mut String, id: usize, read: &Read, source: &Source) -> Summary
         let _ = writeln!(out, "<figure>{svg}</figure>");
     }
     if !asked.is_empty() {
-        let _ = writeln!(out, "<table><tr><th>asked of the figures<th>found<th>95 %<th>limit<th></tr>");
+        let _ = writeln!(
+            out,
+            "<table><tr><th>asked of the figures<th class=\"n\">found<th class=\"n\">95 %<th class=\"n\">limit<th></tr>"
+        );
         for bar in asked {
             let (name, verdict) = (escape(&bar.name), bars.count(bar.verdict()));
             let [value, interval, limit] = bar.cells().map(|cell| format!("<td class=\"n\">{cell}"));
@@ -371,23 +374,29 @@ body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(
   margin: 0 auto; padding: 1.5em; }
 table { border-collapse: collapse; width: 100%; margin: .8em 0; font-size: 14px; }
 th, td { text-align: left; vertical-align: top; padding: .35em .7em .35em 0; border-bottom: 1px solid var(--line); }
-td.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
+.n, .w { white-space: nowrap; font-variant-numeric: tabular-nums; } .n { text-align: right; }
 .hold { color: var(--hold); } .fail { color: var(--fail); } .open { color: var(--open); }
 .hold, .fail, .open { font-weight: 600; white-space: nowrap; }
 .how { color: var(--quiet); font-size: 13px; margin: .3em 0; overflow-wrap: anywhere; }
-figure { margin: 1em 0; padding: .5em; background: #fff; border: 1px solid var(--line); overflow-x: auto; }
-figure svg { max-width: 100%; height: auto; }
+figure { margin: 1em 0; padding: .5em; background: #fff; border: 1px solid var(--line); overflow-x: auto;
+  position: relative; left: 50%; transform: translateX(-50%); width: max-content; max-width: calc(100vw - 3em); box-sizing: border-box; }
+figure svg { display: block; min-width: 900px; max-width: 100%; height: auto; }
 td { overflow-wrap: break-word; } a { color: inherit; }
 h3 { margin-bottom: .2em; }
 @media print { :root { --ink: #000; --ground: #fff; --line: #999; --quiet: #333; --hold: #064; --fail: #800; --open: #640; }
   body { max-width: none; padding: 0; font-size: 11px; } figure, tr { break-inside: avoid; } h2, h3 { break-after: avoid; }
-  figure { border: 0; padding: 0; } figure svg { max-height: 24cm; } table { font-size: 10px; } }
+  table { font-size: 10px; } .how { font-size: 9px; }
+  figure { page: figure; border: 0; padding: 0; position: static; transform: none; width: auto; max-width: none; overflow: visible; }
+  figure svg { width: 100%; min-width: 0; max-height: 18cm; } }
+@page { size: A4; margin: 14mm; }
+@page figure { size: A4 landscape; margin: 10mm; }
 </style></head><body>
 <h1>Figures and verdicts</h1>
 <p>What the papers claim, and what became of it on this machine. A claim or a bar holds only where the whole 95 % interval of its ratio does, in
 every state of the machine; where the interval has the limit in it, it is undecided. A claim holds in shape where the paper's factor is
 missed, and the order, the growth or the crossing that it tells of is here too. Figures are live, on real memory and sockets, unless a
-series or a claim says <em>model</em> or <em>simulated</em>.</p>
+series or a claim says <em>model</em> or <em>simulated</em>. <em>Near</em>, <em>far</em> and <em>unclear</em> are states of the machine, by how long
+a cache line takes from one core to another; <em>any</em> is of one core alone.</p>
 "#;
 const AFTER: &str = "</body></html>\n";
 

@@ -30,7 +30,7 @@ pub struct Panel {
     pub shade: &'static str,
 }
 
-/// What is compared: its name, and its points.
+/// What is compared: its name, and its points. At one whose y is no number (NaN) the line is broken.
 pub type Line = (String, Vec<Point>);
 
 /// A point of a line, with the interval that is drawn around it.
@@ -64,32 +64,53 @@ pub enum Axis {
 }
 
 /// Draws one panel for each operation and metric of the report that was measured at more than one x: both axes are
-/// logarithmic, a line for each series. Where several machine states were met, the one with the most bursts is drawn.
+/// logarithmic, a line for each series. Where several machine states were met, the one with the most bursts is drawn. What was asked
+/// for by its name (`--only`) is drawn as well if it was measured at one x: as bars.
 ///
 /// # Errors
 /// One sentence if the file cannot be written.
 pub fn draw(report: &Report, path: &Path) -> Result<(), String> {
-    let mut seen: Vec<(&str, &str)> = Vec::new();
+    draw_panels(report, &asked(report), 3, path)
+}
+
+/// Those of what was measured at more than one x, and of what was asked for by its name.
+fn asked(report: &Report) -> Vec<Panel> {
+    let mut panels = panels(report);
+    panels.retain(|panel| matches!(panel.x, Axis::Log(_)) || report.params["only"].is_array());
+    panels
+}
+
+/// One for each operation and metric: lines, or bars where there is only one x.
+fn panels(report: &Report) -> Vec<Panel> {
+    let of = |row: &Row| (row.op.clone(), row.metric);
+    let mut seen = Vec::new();
     let mut panels = Vec::new();
     for row in &report.rows {
-        let of = (&row.op[..], row.metric);
-        let curve = report.rows.iter().any(|r| (&r.op[..], r.metric) == of && r.x != row.x);
-        if curve && !seen.contains(&of) {
-            seen.push(of);
-            let rows: Vec<&Row> = report.rows.iter().filter(|r| (&r.op[..], r.metric) == of).collect();
-            panels.push(Panel {
-                caption: format!("{} {}", row.op, row.metric),
-                // Bytes, unless the parameter `x` has another word for it.
-                x: Axis::Log(report.params["x"][&row.op].as_str().unwrap_or("bytes").to_owned()),
-                unit: row.unit.to_owned(),
-                log: true,
-                series: lines(&rows),
-                shaded: Vec::new(),
-                shade: "",
-            });
+        if seen.contains(&of(row)) {
+            continue;
         }
+        seen.push(of(row));
+        let rows: Vec<&Row> = report.rows.iter().filter(|other| of(other) == of(row)).collect();
+        // Bytes, unless the parameter `x` has another word for it.
+        let word = report.params["x"][&row.op].as_str().unwrap_or("bytes");
+        let curve = rows.iter().any(|other| other.x != row.x);
+        let mut series = lines(&rows);
+        let x = match (curve, row.x) {
+            (true, _) => Axis::Log(word.to_owned()),
+            // What is of no size has none.
+            (false, 0) => Axis::Names(vec![String::new()]),
+            (false, x) => Axis::Names(vec![format!(
+                "{} {word}",
+                if word == "bytes" { bytes(x) } else { x.to_string() }
+            )]),
+        };
+        if !curve {
+            series.iter_mut().flat_map(|(_, points)| points).for_each(|point| point.x = 0.0);
+        }
+        let (caption, unit) = (format!("{} {}", row.op, row.metric), row.unit.to_owned());
+        panels.push(Panel { caption, x, unit, log: curve, series, shaded: Vec::new(), shade: "" });
     }
-    draw_panels(report, &panels, 3, path)
+    panels
 }
 
 /// The points of each series, one for each x: of the state with the most bursts there.
@@ -113,35 +134,48 @@ fn line(rows: &[&Row], series: &str) -> Vec<Point> {
     points.into_iter().map(point).collect()
 }
 
-/// Draws these panels, so many beside each other. A series has the same colour in all of them.
+/// Draws these panels, so many beside each other, and what was measured in panels of its own where they are empty. A series has the same
+/// colour in all of them.
 ///
 /// # Errors
-/// One sentence if there is nothing to draw, or the file cannot be written.
+/// One sentence if nothing was measured, or the file cannot be written.
 pub fn draw_panels(report: &Report, panels: &[Panel], columns: usize, path: &Path) -> Result<(), String> {
-    let panels: Vec<&Panel> = panels.iter().filter(|p| p.series.iter().any(|s| !s.1.is_empty())).collect();
-    if panels.is_empty() {
-        return Err("nothing to draw: no operation was measured at more than one size".into());
+    let fault = |why: String| format!("cannot draw {}: {why}", path.display());
+    let svg = svg(report, panels, columns).map_err(fault)?;
+    std::fs::write(path, svg).map_err(|e| fault(e.to_string()))
+}
+
+fn svg(report: &Report, panels: &[Panel], columns: usize) -> Result<String, String> {
+    let is_there = |panel: &&Panel| panel.series.iter().any(|(_, points)| !points.is_empty());
+    let mut shown: Vec<&Panel> = panels.iter().filter(is_there).collect();
+    let others = if shown.is_empty() { self::panels(report) } else { Vec::new() };
+    shown.extend(&others);
+    if shown.is_empty() {
+        return Err("nothing was measured".into());
     }
     let mut names: Vec<&str> = Vec::new();
-    for (name, _) in panels.iter().flat_map(|panel| &panel.series) {
+    for (name, _) in shown.iter().flat_map(|panel| &panel.series) {
         if !names.contains(&&name[..]) {
             names.push(name);
         }
     }
-    let columns = panels.len().min(columns);
-    let lines = panels.len().div_ceil(columns);
+    let columns = shown.len().min(columns);
+    let lines = shown.len().div_ceil(columns);
     let title = format!("rem bench {} on {}", report.bench, report.machine);
     // One panel is narrower than a title that names the machine.
     let width = (WIDTH * columns as u32).max(text_width(&title, TITLE) + 2 * TITLE);
-    let size = (width, HEIGHT * lines as u32 + 30);
-    let fault = |e: String| format!("cannot draw {}: {e}", path.display());
-    let root = SVGBackend::new(path, size).into_drawing_area();
-    root.fill(&WHITE).map_err(|e| fault(e.to_string()))?;
-    let titled = root.titled(&title, ("sans-serif", TITLE)).map_err(|e| fault(e.to_string()))?;
-    for (area, panel) in titled.split_evenly((lines, columns)).iter().zip(panels) {
-        draw_panel(area, panel, &names).map_err(|e| fault(e.to_string()))?;
+    let mut svg = String::new();
+    {
+        let size = (width, HEIGHT * lines as u32 + 30);
+        let root = SVGBackend::with_string(&mut svg, size).into_drawing_area();
+        root.fill(&WHITE).map_err(|e| e.to_string())?;
+        let titled = root.titled(&title, ("sans-serif", TITLE)).map_err(|e| e.to_string())?;
+        for (area, panel) in titled.split_evenly((lines, columns)).iter().zip(shown) {
+            draw_panel(area, panel, &names).map_err(|e| e.to_string())?;
+        }
+        root.present().map_err(|e| e.to_string())?;
     }
-    root.present().map_err(|e| fault(e.to_string()))
+    Ok(svg)
 }
 
 /// Pixels of a panel.
@@ -301,11 +335,13 @@ fn draw_panel<'a>(area: &Area<'a>, panel: &Panel, all: &[&str]) -> Result<(), Fa
                 Some(PathElement::new(vec![(x, ys.place(low)), (x, ys.place(high))], colour.mix(0.6)))
             };
             chart.draw_series(points.iter().filter_map(whisker))?;
-            let points: Vec<(f64, f64)> = points.iter().map(|p| (xs.place(p.x), ys.place(p.y))).collect();
-            chart.draw_series(LineSeries::new(points.iter().copied(), colour.stroke_width(2)))?;
-            // Many points are a line by themselves.
-            if points.len() <= 32 {
-                chart.draw_series(points.iter().map(|p| Circle::new(*p, 3, colour.filled())))?;
+            for part in points.split(|point| point.y.is_nan()) {
+                let part: Vec<(f64, f64)> = part.iter().map(|p| (xs.place(p.x), ys.place(p.y))).collect();
+                chart.draw_series(LineSeries::new(part.iter().copied(), colour.stroke_width(2)))?;
+                // Many points are a line by themselves.
+                if points.len() <= 32 {
+                    chart.draw_series(part.iter().map(|p| Circle::new(*p, 3, colour.filled())))?;
+                }
             }
         }
     }
@@ -343,8 +379,9 @@ impl Scale {
             }
             Axis::Linear(_) => {
                 let high = last.max(1.0) * 1.03;
-                // What was measured at few places is marked there.
-                let marks = if values.len() <= 6 { values } else { steps(high) };
+                // What was measured at few places is marked there, unless its labels ran into each other.
+                let apart = values.windows(2).all(|two| two[1] - two[0] > high / 16.0);
+                let marks = if values.len() <= 6 && apart { values } else { steps(high) };
                 scale(0.0, high, false, marks)
             }
             Axis::Names(names) => {
@@ -355,7 +392,9 @@ impl Scale {
     }
 
     fn of_y(panel: &Panel) -> Self {
-        let values = || panel.series.iter().flat_map(|s| &s.1).map(|p| p.y).filter(|y| y.is_finite());
+        // What is drawn of an interval is all of it.
+        let drawn = |p: &Point| [p.y, p.interval.map_or(p.y, |i| i.0), p.interval.map_or(p.y, |i| i.1)];
+        let values = || panel.series.iter().flat_map(|s| &s.1).flat_map(drawn).filter(|y| y.is_finite());
         let highest = values().fold(0.0, f64::max);
         if !panel.log {
             let high = if highest > 0.0 { highest * 1.08 } else { 1.0 };
@@ -427,7 +466,7 @@ impl Ranged for Marked {
 }
 
 /// About six round values from 0 to this one.
-fn steps(high: f64) -> Vec<f64> {
+pub(crate) fn steps(high: f64) -> Vec<f64> {
     let power = 10_f64.powf((high / 5.0).log10().floor());
     let step = [1.0, 2.0, 5.0, 10.0].into_iter().map(|m| m * power).find(|step| high / step <= 6.0);
     let step = step.unwrap_or(high);
@@ -437,6 +476,7 @@ fn steps(high: f64) -> Vec<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::Kind;
 
     #[test]
     fn a_legend_has_lines_enough_and_no_two_names_in_one_place() {
@@ -467,12 +507,64 @@ mod tests {
         Panel { caption: String::new(), x, unit: "us".into(), log, series, shaded: vec![], shade: "" }
     }
 
+    /// Of `write` there are two sizes, and of `atomic` one.
+    fn report(ops: &[&str], params: serde_json::Value) -> Report {
+        let points = [("write", 64, 2.0), ("write", 128, 3.0), ("atomic", 8, 1.0), ("atomic", 8, 4.0)];
+        let series = ["ours", "ours", "ours", "theirs"];
+        let row = |((op, x, y), series): ((&str, u64, f64), &str)| {
+            let single = Row::single(op, x, series, ("latency", "us"), y, Kind::Live);
+            Row { low: Some(y * 0.5), high: Some(y * 2.0), ..single }
+        };
+        let rows = points.into_iter().zip(series).filter(|((op, ..), _)| ops.contains(op)).map(row);
+        Report::of_rows("a", params, rows.collect(), Vec::new(), Vec::new())
+    }
+
+    fn drawn(report: &Report) -> String {
+        svg(report, &asked(report), 3).expect("it can be drawn")
+    }
+
+    #[test]
+    fn what_was_measured_at_one_place_is_drawn_where_it_was_asked_for_or_is_all_there_is() {
+        let (all, only) = (&["write", "atomic"], serde_json::json!({ "only": ["atomic"] }));
+        let whole = drawn(&report(all, serde_json::json!({})));
+        assert!(whole.contains("write latency") && !whole.contains("atomic latency"), "{whole}");
+        for report in
+            [report(all, only.clone()), report(&all[1..], only), report(&all[1..], serde_json::json!({}))]
+        {
+            let drawn = drawn(&report);
+            assert!(
+                ["atomic latency", "8 bytes", "ours", "theirs"].iter().all(|word| drawn.contains(word)),
+                "{drawn}"
+            );
+        }
+        assert_eq!(svg(&report(&[], serde_json::json!({})), &[], 3), Err("nothing was measured".to_owned()));
+    }
+
+    #[test]
+    fn bars_stand_in_one_place_and_their_intervals_end_within_the_panel() {
+        let panels = panels(&report(&["atomic"], serde_json::json!({ "x": { "atomic": "threads" } })));
+        let [panel] = &panels[..] else { panic!("{panels:?}") };
+        assert_eq!(panel.x, Axis::Names(vec!["8 threads".into()]));
+        assert_eq!(
+            panel.series.iter().map(|(_, points)| (points.len(), points[0].x)).collect::<Vec<_>>(),
+            [(1, 0.0); 2]
+        );
+        let ys = Scale::of_y(panel);
+        assert!(ys.low == 0.0 && ys.high >= 8.0, "{} to {}", ys.low, ys.high);
+        let lines = Panel { log: true, ..panel.clone() };
+        let ys = Scale::of_y(&lines);
+        assert!(10_f64.powf(ys.low) < 0.5 && 10_f64.powf(ys.high) > 8.0, "{} to {}", ys.low, ys.high);
+    }
+
     #[test]
     fn a_linear_axis_begins_at_nothing_and_a_logarithmic_one_does_not() {
         let time = panel(Axis::Linear("ms".into()), false, &[(0.0, 10.0), (500.0, 20.0)]);
         let (xs, ys) = (Scale::of_x(&time), Scale::of_y(&time));
         assert_eq!((xs.low, ys.low), (0.0, 0.0));
         assert!((xs.place(250.0) * 2.0 - xs.place(500.0)).abs() < 1e-9);
+        let near = panel(Axis::Linear("ms".into()), false, &[(70.0, 1.0), (120.0, f64::NAN), (1200.0, 2.0)]);
+        assert_eq!(Scale::of_x(&near).marks, steps(1236.0), "labels of 70 and 120 would be one");
+        assert!(Scale::of_y(&near).high < 3.0);
         let sizes = panel(Axis::Log("bytes".into()), true, &[(16.0, 10.0), (4096.0, 20.0)]);
         let (xs, ys) = (Scale::of_x(&sizes), Scale::of_y(&sizes));
         assert!((xs.place(256.0) * 2.0 - xs.place(16.0) - xs.place(4096.0)).abs() < 1e-9, "in the middle");

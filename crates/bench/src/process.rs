@@ -142,7 +142,7 @@ impl Worker {
     }
 }
 
-/// A program of the system's that cleans up. It is in a process group of its own: who presses Ctrl-C again, because a bench takes a moment to
+/// A program of the system's, which may be one that cleans up. It is in a process group of its own: who presses Ctrl-C again, because a bench takes a moment to
 /// end, would end the program in the middle of it otherwise, and what it takes away would stay.
 pub(crate) fn tool(program: &str) -> Command {
     use std::os::unix::process::CommandExt as _;
@@ -150,6 +150,18 @@ pub(crate) fn tool(program: &str) -> Command {
     let mut command = Command::new(program);
     command.process_group(0).stdin(Stdio::null());
     command
+}
+
+/// Runs a program of the system's to its end.
+///
+/// # Errors
+/// What it said, or that it is not there.
+pub(crate) fn run_tool(program: &str, args: &[&str]) -> Result<(), String> {
+    let said = tool(program).args(args).output().map_err(|e| format!("{program} is needed: {e}"))?;
+    if said.status.success() {
+        return Ok(());
+    }
+    Err(format!("{program} {}: {}", args.join(" "), String::from_utf8_lossy(&said.stderr).trim()))
 }
 
 /// Children of this process that it has not reaped, after it has reaped those that ended; `None` where there are no children.

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::erda::tcp::At;
 use crate::machine;
-use crate::process::{Directory, Server};
+use crate::process::{self, Directory, Server};
 use crate::redis::{self, Process, Setting};
 use crate::role::{Counters, Role};
 
@@ -184,17 +184,7 @@ impl Drop for Stopped {
 
 /// Sends a process a signal.
 pub(crate) fn signal(id: u32, name: &str) -> Result<(), String> {
-    run_tool("kill", &[&format!("-{name}"), &id.to_string()])
-}
-
-/// Runs a program of the system's.
-pub(crate) fn run_tool(program: &str, args: &[&str]) -> Result<(), String> {
-    let said = Command::new(program).args(args).stdin(std::process::Stdio::null()).output();
-    let said = said.map_err(|e| format!("{program} is needed: {e}"))?;
-    if said.status.success() {
-        return Ok(());
-    }
-    Err(format!("{program} {}: {}", args.join(" "), String::from_utf8_lossy(&said.stderr).trim()))
+    process::run_tool("kill", &[&format!("-{name}"), &id.to_string()])
 }
 
 #[cfg(test)]

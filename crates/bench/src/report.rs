@@ -1,5 +1,6 @@
 //! What a bench says: rows and bars, as JSON for machines and as a table for people.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use comfy_table::{CellAlignment, Table, presets};
@@ -244,8 +245,23 @@ impl Bar {
     }
 }
 
-/// So many outliers are printed.
+/// So many outliers are printed, and so many of one series are in the JSON.
 const OUTLIERS: usize = 12;
+const OF_A_SERIES: usize = 4;
+
+/// Those of outliers that a report has, the worst of all first, and how many more each series had.
+fn worst(all: Vec<Outlier>) -> (Vec<Outlier>, BTreeMap<String, usize>) {
+    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+    let is_kept = |outlier: &Outlier| {
+        let count = counts.entry(outlier.series.clone()).or_default();
+        *count += 1;
+        *count <= OF_A_SERIES
+    };
+    let kept = all.into_iter().filter(is_kept).collect();
+    counts.retain(|_, count| *count > OF_A_SERIES);
+    counts.values_mut().for_each(|count| *count -= OF_A_SERIES);
+    (kept, counts)
+}
 
 /// A finished bench.
 #[derive(Clone, Debug, Serialize)]
@@ -262,8 +278,10 @@ pub struct Report {
     pub bars: Vec<Bar>,
     /// What was measured twice, to see what is no difference.
     pub controls: Vec<Control>,
-    /// Bursts that stand apart, the worst first.
+    /// Bursts that stand apart, the worst first: a few of each series.
     pub outliers: Vec<Outlier>,
+    /// How many more each series has, where it has more.
+    pub outliers_left_out: BTreeMap<String, usize>,
     /// What was to be measured, and has fewer bursts than a verdict takes.
     pub lacking: Vec<String>,
     /// What could not be measured, and why.
@@ -288,9 +306,20 @@ impl Report {
     ) -> Self {
         params["command"] =
             std::env::args().skip(1).fold("rem".to_owned(), |all, arg| all + " " + &arg).into();
-        let (controls, outliers, lacking) = (Vec::new(), Vec::new(), Vec::new());
-        let (machine, claims, preface) = (Machine::here(), Vec::new(), String::new());
-        Self { bench, machine, params, rows, bars, controls, outliers, lacking, skipped, claims, preface }
+        Self {
+            bench,
+            machine: Machine::here(),
+            params,
+            rows,
+            bars,
+            controls: Vec::new(),
+            outliers: Vec::new(),
+            outliers_left_out: BTreeMap::new(),
+            lacking: Vec::new(),
+            skipped,
+            claims: Vec::new(),
+            preface: String::new(),
+        }
     }
 
     /// The report of what was sampled, with those bars and claims that are about what was asked for.
@@ -320,10 +349,10 @@ impl Report {
         if !claims.is_empty() {
             params["claims"] = serde_json::to_value(&claims).unwrap_or_default();
         }
-        let (controls, outliers) = (samples.controls(), samples.outliers());
-        let lacking = samples.lacking(samples.effort().least());
+        let (outliers, outliers_left_out) = worst(samples.outliers());
+        let (controls, lacking) = (samples.controls(), samples.lacking(samples.effort().least()));
         let report = Self::of_rows(bench, params, rows, bars, skipped);
-        Ok(Self { controls, outliers, lacking, claims, ..report })
+        Ok(Self { controls, outliers, outliers_left_out, lacking, claims, ..report })
     }
 
     /// What of it failed: the bars that were not measured, and the points that have too few bursts. A figure that lacks one of
@@ -447,8 +476,9 @@ impl Report {
                  server: {server}"
             );
         }
-        if let more @ 1.. = self.outliers.len().saturating_sub(OUTLIERS) {
-            let _ = writeln!(out, "and {more} outliers more: the JSON has them");
+        let all = self.outliers.len() + self.outliers_left_out.values().sum::<usize>();
+        if let more @ 1.. = all.saturating_sub(OUTLIERS) {
+            let _ = writeln!(out, "and {more} outliers more: the JSON has the worst of each series");
         }
         for line in &self.lacking {
             let _ = writeln!(out, "too few bursts: {line}");
@@ -460,7 +490,8 @@ impl Report {
     }
 }
 
-fn align(table: &mut Table, right: &[usize]) {
+/// Numbers stand below each other by their last digit.
+pub(crate) fn align(table: &mut Table, right: &[usize]) {
     for &column in right {
         if let Some(column) = table.column_mut(column) {
             column.set_cell_alignment(CellAlignment::Right);
@@ -513,6 +544,35 @@ mod tests {
         assert!(!Bar::new("a", Some(0.9), Sense::AtLeast, 1.0).holds);
         assert!(!Bar::new("a", None::<f64>, Sense::AtMost, 1.0).holds);
         assert!(!Bar::new("a", Some(f64::NAN), Sense::AtMost, 1.0).holds);
+    }
+
+    #[test]
+    fn a_report_has_the_worst_outliers_of_each_series_and_says_how_many_more_there_are() {
+        let outlier = |(series, times): (&str, f64)| Outlier {
+            op: "write".into(),
+            x: 64,
+            series: series.into(),
+            state: "near",
+            block: 0,
+            statistic: "p50",
+            value: times,
+            times,
+            client: Causes::default(),
+            server: Causes::default(),
+        };
+        let often = (0..100).map(|n| ("often", 200.0 - f64::from(n)));
+        let all = often.chain([("seldom", 3.0), ("seldom", 2.0)]).map(outlier).collect();
+        let (outliers, outliers_left_out) = worst(all);
+        let kept: Vec<f64> = outliers.iter().map(|outlier| outlier.times).collect();
+        assert_eq!(kept, [200.0, 199.0, 198.0, 197.0, 3.0, 2.0]);
+        assert_eq!(outliers_left_out, BTreeMap::from([("often".to_owned(), 96)]));
+        let whole = Report::of_rows("a", serde_json::json!({}), Vec::new(), Vec::new(), Vec::new());
+        let report = Report { outliers, outliers_left_out, ..whole };
+        let table = report.table();
+        assert_eq!(table.matches("outlier: ").count(), 6, "{table}");
+        assert!(table.contains("and 90 outliers more: the JSON has the worst of each series"), "{table}");
+        let json: serde_json::Value = serde_json::from_str(&report.json()).expect("JSON");
+        assert_eq!(json["outliers_left_out"], serde_json::json!({ "often": 96 }));
     }
 
     #[test]

@@ -138,13 +138,7 @@ impl Bench<'_> {
     fn api(&mut self, session: &mut Open, key: &Key, test: Test, ms: u64) {
         let us = |values: Vec<u64>| values.into_iter().map(|nanos| nanos as f64 * 1e-3).collect::<Vec<f64>>();
         let done = self.samples.burst(key, || Ok(sample(session, test, 64, ms)?.map(us)));
-        self.unless(done, || cell(session, test, 64));
-    }
-
-    fn unless(&mut self, done: Result<(), String>, cell: impl FnOnce() -> String) {
-        if let Err(why) = done {
-            self.lost.add(cell(), why);
-        }
+        done.unwrap_or_else(|why| self.lost.add(cell(session, test, 64), why));
     }
 
     /// Bare sockets under each operation's name, so that they stand beside it: one run of a pair of processes, whose values are in
@@ -164,7 +158,7 @@ impl Bench<'_> {
             let of = |op| (ran.clone().map(|nanos| values(op, &nanos)), operations).into();
             Ok(Op::ALL.into_iter().map(of).collect())
         });
-        self.unless(done, || cell(session, test, size));
+        done.unwrap_or_else(|why| self.lost.add(cell(session, test, size), why));
     }
 
     fn bare(&mut self, session: &mut Open, size: u64, ms: u64) {
@@ -186,7 +180,7 @@ impl Bench<'_> {
     fn perftest(&mut self, run: &Run) {
         let options = self.options;
         let done = self.samples.burst(&run.key(SERIES), || pair(options, run));
-        self.unless(done, || run.words(SERIES));
+        done.unwrap_or_else(|why| self.lost.add(run.words(SERIES), why));
     }
 }
 

@@ -17,7 +17,9 @@ use remanence_persist::Config;
 use remanence_pmem::Region;
 use remanence_remote::{Done, Meter, Options, ServerOptions, Session, Stop, Work};
 use remanence_verbs::Context;
+use remanence_ycsb::packed::KeyValue;
 
+use super::load::StoreClient;
 use crate::server_load::Loaded;
 
 /// The number of the service, and how messages are received: as at a server of Erda.
@@ -205,28 +207,6 @@ impl BaselineStore {
         Ok(Self { client: Client::new(view, 0), reached: Reached(session), scheme })
     }
 
-    /// The key's value, from the server.
-    pub(super) fn get(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>, String> {
-        match self.call(Request::Get { key: key.to_vec() })? {
-            Reply::Value { value, .. } => Ok(Some(value)),
-            Reply::Absent => Ok(None),
-            _ => Err("no answer to a GET".to_owned()),
-        }
-    }
-
-    /// Writes a key's value; durable when it returns.
-    pub(super) fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), String> {
-        let (key, value) = (key.to_vec(), value.to_vec());
-        match self.scheme {
-            Scheme::RedoLogging => {
-                self.call(Request::PutInline { key, value, expires: 0, expect: Expect::Any }).map(drop)
-            }
-            Scheme::ReadAfterWrite => {
-                self.carry(&mut ReadAfterWritePut::new(&key, &value))?.map(drop).map_err(words)
-            }
-        }
-    }
-
     fn call(&mut self, request: Request) -> Result<Reply, String> {
         match self.carry(&mut client::Call::new(request))?.map_err(words)? {
             Reply::Refused(refusal) => Err(words(refusal)),
@@ -236,5 +216,33 @@ impl BaselineStore {
 
     fn carry<O: Operation>(&mut self, operation: &mut O) -> Result<O::Output, String> {
         client::run(&mut self.client, &mut self.reached, operation)
+    }
+}
+
+impl StoreClient for BaselineStore {}
+
+impl KeyValue for BaselineStore {
+    type Error = String;
+
+    fn get(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<bool, String> {
+        match self.call(Request::Get { key: key.to_vec() })? {
+            Reply::Value { value: found, .. } => *value = found,
+            Reply::Absent => return Ok(false),
+            _ => return Err("no answer to a GET".to_owned()),
+        }
+        Ok(true)
+    }
+
+    /// Durable when it returns.
+    fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), String> {
+        let (key, value) = (key.to_vec(), value.to_vec());
+        match self.scheme {
+            Scheme::RedoLogging => {
+                self.call(Request::PutInline { key, value, expires: 0, expect: Expect::Any }).map(drop)
+            }
+            Scheme::ReadAfterWrite => {
+                self.carry(&mut ReadAfterWritePut::new(&key, &value))?.map(drop).map_err(words)
+            }
+        }
     }
 }

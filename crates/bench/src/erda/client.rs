@@ -11,9 +11,10 @@ use remanence_ycsb::measure::Measurements;
 use remanence_ycsb::workload::Mix;
 use serde::{Deserialize, Serialize};
 
+use super::baseline::BaselineStore;
 use super::load::{self, Handle, Load};
 use super::server::device;
-use super::{Carrier, Costs, Native, PATIENCE, Series, connecting, load_of, sound, stores};
+use super::{Carrier, Costs, Native, PATIENCE, Series, connecting, load_of, sound};
 use crate::role::{Counters, Role};
 
 /// What clients shall be.
@@ -171,8 +172,10 @@ impl Role for Clients {
 }
 
 fn connect(device: &Context, series: Series, to: SocketAddr) -> Result<Handle, String> {
-    let plain =
-        || remanence_remote::Options::default().costs(CostSource::Fixed(Costs::PAPERS)).patience(PATIENCE);
+    let baseline = |scheme| -> Result<Handle, String> {
+        let options = remanence_remote::Options::default().costs(CostSource::Fixed(Costs::PAPERS));
+        Ok(Box::new(BaselineStore::connect(device, to, scheme, options.patience(PATIENCE))?))
+    };
     match series {
         Series::TwoReads | Series::Erda | Series::Durable => {
             let mut native = Native::connect(device, to, &connecting(series.locations()))?;
@@ -182,8 +185,8 @@ fn connect(device: &Context, series: Series, to: SocketAddr) -> Result<Handle, S
             }
             Ok(Box::new(native))
         }
-        Series::Redo => stores::baseline(device, to, Scheme::RedoLogging, plain()),
-        Series::ReadAfterWrite => stores::baseline(device, to, Scheme::ReadAfterWrite, plain()),
+        Series::Redo => baseline(Scheme::RedoLogging),
+        Series::ReadAfterWrite => baseline(Scheme::ReadAfterWrite),
     }
 }
 

@@ -64,6 +64,14 @@ fn as_it_is(series: &str) -> Option<String> {
     Some(series.to_owned())
 }
 
+/// Adds a point to the line of this name.
+fn add(series: &mut Vec<Line>, name: String, point: Point) {
+    match series.iter_mut().find(|(other, _)| *other == name) {
+        Some((_, points)) => points.push(point),
+        None => series.push((name, vec![point])),
+    }
+}
+
 fn panel(caption: String, x: Axis, unit: &str, series: Vec<Line>) -> Panel {
     Panel { caption, x, unit: unit.into(), log: false, series, shaded: Vec::new(), shade: "log cleaning" }
 }
@@ -87,10 +95,7 @@ fn by_work(report: &Report, op: &str) -> Panel {
         for (name, points) in lines(report, op, "latency", 1.0, with(load)) {
             let at = points.iter().find(|point| point.x == super::VALUE as f64);
             let Some(point) = at.map(|&point| Point { x: us.into(), ..point }) else { continue };
-            match series.iter_mut().find(|(other, _)| *other == name) {
-                Some((_, points)) => points.push(point),
-                None => series.push((name, vec![point])),
-            }
+            add(&mut series, name, point);
         }
     }
     let caption = format!("{op} latency by the server's work between two looks, {} B", super::VALUE);
@@ -129,10 +134,7 @@ fn cpu(report: &Report, panels: &mut Vec<Panel>) {
                     let drawn =
                         if what == "application" { erda.map(|erda| times(cost, erda)) } else { Some(cost) };
                     let Some(drawn) = drawn else { continue };
-                    match series.iter_mut().find(|(other, _)| *other == name) {
-                        Some((_, points)) => points.push(Point::at(n as f64, drawn)),
-                        None => series.push((name, vec![Point::at(n as f64, drawn)])),
-                    }
+                    add(&mut series, name, Point::at(n as f64, drawn));
                 }
             }
             let number = match size {
@@ -216,10 +218,7 @@ fn grouped(report: &Report, groups: &[(String, String, u64)], metric: &str, scal
         for (name, points) in lines(report, op, metric, scale, as_it_is) {
             let Some(found) = points.into_iter().find(|p| p.x == *x as f64) else { continue };
             let point = Point { x: n as f64, ..found };
-            match series.iter_mut().find(|(other, _)| *other == name) {
-                Some((_, points)) => points.push(point),
-                None => series.push((name, vec![point])),
-            }
+            add(&mut series, name, point);
         }
     }
     series.sort_by(|a, b| a.0.cmp(&b.0));

@@ -4,14 +4,12 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::str::FromStr;
 
-use remanence_erda_paper::baseline::Scheme;
 use remanence_kv::format::hash;
 use remanence_kv::format::slot::fingerprint;
 use remanence_kv_live::{ConnectOptions, PutOptions, Store};
 use remanence_verbs::Context;
 use remanence_ycsb::packed::KeyValue;
 
-use super::baseline::BaselineStore;
 use super::load::{Handle, StoreClient};
 use super::tcp::{At, Memcached, Redis};
 
@@ -125,32 +123,6 @@ impl KeyValue for Native {
         };
         Some(scan())
     }
-}
-
-struct Compared(BaselineStore);
-
-impl StoreClient for Compared {}
-
-impl KeyValue for Compared {
-    type Error = String;
-
-    fn get(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<bool, String> {
-        Ok(self.0.get(key)?.map(|found| *value = found).is_some())
-    }
-
-    fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), String> {
-        self.0.put(key, value)
-    }
-}
-
-/// A client of a baseline.
-pub(super) fn baseline(
-    context: &Context,
-    to: SocketAddr,
-    scheme: Scheme,
-    options: remanence_remote::Options,
-) -> Result<Handle, String> {
-    Ok(Box::new(Compared(BaselineStore::connect(context, to, scheme, options)?)))
 }
 
 /// Clients of a store that is not ours, one for each thread. They spin if each can have a core beside the server's.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use remanence_wire::icrc;
 
-use super::WARM;
+use super::{WARM, each};
 use crate::role::End;
 use crate::transport::protocol::Test;
 
@@ -209,19 +209,8 @@ impl BareUdp {
     }
 
     fn ping(&mut self, size: usize, budget: Duration) -> Result<Vec<u64>, String> {
-        let mut samples = Vec::with_capacity(1 << 14);
-        for _ in 0..WARM {
-            self.round_trip(size)?;
-        }
-        let begin = Instant::now();
-        let mut start = begin;
-        while start - begin < budget {
-            self.round_trip(size)?;
-            let end = Instant::now();
-            samples.push((end - start).as_nanos() as u64);
-            start = end;
-        }
-        Ok(samples)
+        (0..WARM).try_for_each(|_| self.round_trip(size))?;
+        each(budget, || self.round_trip(size))
     }
 
     fn round_trip(&mut self, size: usize) -> Result<(), String> {

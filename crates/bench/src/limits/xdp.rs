@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use remanence_link::xdp::probe::Bare;
 
-use super::WARM;
 use super::udp::{Flow, SAMPLES_MAX_WAIT};
+use super::{WARM, each};
 use crate::transport::protocol::Test;
 
 /// AF_XDP rings that carry bare frames, without the engine.
@@ -68,19 +68,8 @@ impl BareXdp {
 }
 
 fn ping(bare: &mut Bare, budget: Duration) -> io::Result<Vec<u64>> {
-    let mut samples = Vec::with_capacity(1 << 14);
-    for _ in 0..WARM {
-        bare.round_trip()?;
-    }
-    let begin = Instant::now();
-    let mut start = begin;
-    while start - begin < budget {
-        bare.round_trip()?;
-        let end = Instant::now();
-        samples.push((end - start).as_nanos() as u64);
-        start = end;
-    }
-    Ok(samples)
+    (0..WARM).try_for_each(|_| bare.round_trip())?;
+    each(budget, || bare.round_trip())
 }
 
 /// One pair: packets that arrived, and nanoseconds.

@@ -10,7 +10,7 @@ use remanence_rpc::pwrite::{Method, Writer};
 
 use super::client::{Burst, Found, Spec};
 use super::server::{self, Copying, MEMORY, Served, words};
-use super::{Bench, PAPERS, addresses, key, serve};
+use super::{Bench, PAPERS, addresses, key, pwrite, serve};
 use crate::claims::{Claim, Shape, Verdict, times};
 use crate::effort::Options;
 use crate::limits::memcpy::Memcpy;
@@ -55,14 +55,6 @@ const fn series(copying: Copying) -> &'static str {
         Copying::EngineCached => "calls + engine, DCA on (visible)",
         Copying::Adaptive => "calls + engine where it pays",
         Copying::Dsa => "calls + Intel DSA, DCA off",
-    }
-}
-
-const fn one_sided_series(method: Method) -> &'static str {
-    match method {
-        Method::Write => "WRITE (visible)",
-        Method::WriteRead => "WRITE+READ",
-        Method::WriteFlush => "WRITE+FLUSH",
     }
 }
 
@@ -116,11 +108,7 @@ pub fn run(options: &Options, dsa: bool, mut progress: impl FnMut(u64, u64, &str
             }
             for method in Method::ALL {
                 let burst = Burst::BulkWrites { method: method.into(), size, ms };
-                bench.burst(
-                    &throughput(size, one_sided_series(method)),
-                    serve(Served::Device, PAPERS),
-                    burst,
-                );
+                bench.burst(&throughput(size, pwrite::series(method)), serve(Served::Device, PAPERS), burst);
             }
             bench.sample(&[throughput(size, STREAM)], || bare.stream(size, ms));
         }
@@ -246,13 +234,13 @@ fn claims(samples: &Samples, sizes: &[u64], cached: f64, direct: f64) -> Vec<Cla
     let (rpc, engine, adaptive) = (series(Copying::Cpu), series(Copying::Engine), series(Copying::Adaptive));
     let gain = |size| ratio(size, engine, rpc);
     let (large, small) = (128 << 10, sizes[0]);
-    let one_sided = one_sided_series(Method::Write);
+    let one_sided = pwrite::series(Method::Write);
     let grows = samples.ratio(&throughput(2 << 20, one_sided), &throughput(small, one_sided));
     let keys = [(large, engine), (large, rpc), (small, engine), (small, rpc)].map(|(x, y)| throughput(x, y));
     let widens = samples.combined(keys.each_ref(), |[a, b, c, d]| a / b / (c / d));
     let (write_stream, rpc_write) = (
-        ratio(2 << 20, one_sided_series(Method::Write), STREAM),
-        ratio(2 << 20, rpc, one_sided_series(Method::Write)),
+        ratio(2 << 20, pwrite::series(Method::Write), STREAM),
+        ratio(2 << 20, rpc, pwrite::series(Method::Write)),
     );
     let dca = ratio(large, engine, series(Copying::EngineCached));
     vec![

@@ -1,7 +1,7 @@
 //! `rem bench pwrite`: small durable writes, one-sided and by calls (paper 001, section 4 and figure 3); and the
 //! write-visibility test.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use remanence_rpc::durable::Client;
 use remanence_rpc::pwrite::{Method, Writer};
@@ -12,6 +12,7 @@ use super::server::{self, Copying, MEMORY, Served, words};
 use super::{Bench, FIGURES, JUDGED, PAPERS, addresses, at, key, serve};
 use crate::claims::{Claim, Shape, Verdict, times};
 use crate::effort::Options;
+use crate::limits::each;
 use crate::limits::udp::BarePair;
 use crate::report::{Bar, Kind, Report, Row, Sense, figure};
 use crate::samples::{Key, Metric, Samples};
@@ -32,7 +33,8 @@ fn latency(size: u64, series: &str, load: ServerLoad) -> Key {
     key(&at(OP, load), size, series, Metric::Latency)
 }
 
-const fn series(method: Method) -> &'static str {
+/// What a method is called, here and in bulk.
+pub(super) const fn series(method: Method) -> &'static str {
     match method {
         Method::Write => "WRITE (visible)",
         Method::WriteRead => "WRITE+READ",
@@ -92,16 +94,13 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
 
 /// Microseconds of each of as many operations as the time allows, to one place after the other.
 fn timed(size: u64, ms: u64, mut one: impl FnMut(u64) -> Result<(), String>) -> Result<Vec<f64>, String> {
-    let budget = Duration::from_millis(ms);
-    let (begin, mut at, mut values) = (Instant::now(), 0, Vec::new());
-    let mut start = begin;
-    while start - begin < budget {
-        one(at)?;
-        let end = Instant::now();
-        values.push((end - start).as_nanos() as f64 / 1e3);
-        (start, at) = (end, if at + 2 * size > MEMORY { 0 } else { at + size });
-    }
-    Ok(values)
+    let mut at = 0;
+    let nanos = each(Duration::from_millis(ms), || {
+        let to = at;
+        at = if at + 2 * size > MEMORY { 0 } else { at + size };
+        one(to)
+    })?;
+    Ok(nanos.into_iter().map(|nanos| nanos as f64 / 1e3).collect())
 }
 
 pub(super) fn one_sided(writer: &mut Writer, method: Method, size: u64, ms: u64) -> Result<Vec<f64>, String> {

@@ -9,7 +9,7 @@ use std::ffi::{CStr, CString, c_int, c_uint, c_void};
 use std::net::Ipv6Addr;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use remanence_ibverbs::abi::{
     IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, IBV_MTU_4096,
@@ -23,6 +23,7 @@ use remanence_ibverbs::abi::{
 
 use super::ours::{Patience, RECVS, SIZE_MAX};
 use super::protocol::{Endpoint, Test};
+use crate::limits::each;
 
 /// The functions that programs find by name.
 struct Library {
@@ -247,11 +248,7 @@ impl CAbi {
             other => return Err(format!("{other:?} is not measured through the C ABI")),
         };
         (wr.wr.rdma.remote_addr, wr.wr.rdma.rkey) = (addr, rkey);
-        let budget = Duration::from_millis(ms);
-        let mut samples = Vec::with_capacity(1 << 14);
-        let begin = Instant::now();
-        let mut start = begin;
-        while start - begin < budget {
+        each(Duration::from_millis(ms), || {
             let mut bad = std::ptr::null_mut();
             // SAFETY: the QP is alive; list and work request are for the call only.
             done("ibv_post_send", unsafe { (self.post_send)(self.qp, &raw mut wr, &raw mut bad) })?;
@@ -259,10 +256,7 @@ impl CAbi {
             while self.poll()?.is_none() {
                 patience.check()?;
             }
-            let end = Instant::now();
-            samples.push((end - start).as_nanos() as u64);
-            start = end;
-        }
-        Ok(samples)
+            Ok(())
+        })
     }
 }

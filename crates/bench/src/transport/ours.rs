@@ -14,6 +14,7 @@ use remanence_verbs::{ConnectAttr, Context, Cq, Mr, Options, Progress, Qp, QpEnd
 use remanence_wire::{Gid, Psn, Qpn, Rkey};
 
 use super::protocol::{Carrier, Endpoint, Test};
+use crate::limits::each;
 
 /// Largest operation; the buffer holds two of them, one for each direction.
 pub(crate) const SIZE_MAX: u64 = 1 << 20;
@@ -266,12 +267,10 @@ impl Ours {
     fn ping_pong(&self, size: u64, budget: Duration) -> Result<Vec<u64>, String> {
         let region = self.mr.region();
         let mut wcs: Vec<Wc> = Vec::with_capacity(64);
-        let mut samples = Vec::with_capacity(1 << 12);
         let mut turn = 1;
         region.store_u64(SIZE_MAX + size - 8, 0);
-        let begin = Instant::now();
-        let mut start = begin;
-        while start - begin < budget {
+        // Each by itself, as the peers' percentiles are of single operations: the clock is in it there as well.
+        let whole = each(budget, || {
             region.store_u64(size - 8, turn);
             self.post(SendOp::Write(self.at(SIZE_MAX)?), size, turn)?;
             let (mut patience, mut looks) = (Patience::default(), 0);
@@ -279,12 +278,9 @@ impl Ours {
                 patience.check()?;
             }
             turn += 1;
-            // Each by itself, as the peers' percentiles are of single operations: the clock is in it there as well.
-            let end = Instant::now();
-            samples.push((end - start).as_nanos() as u64 / 2);
-            start = end;
-        }
-        Ok(samples)
+            Ok::<_, String>(())
+        })?;
+        Ok(whole.into_iter().map(|nanos| nanos / 2).collect())
     }
 
     /// Looks for the peer's ball, and serves the device: at every look where packets carry the ball, now and then

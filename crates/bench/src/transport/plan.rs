@@ -7,7 +7,7 @@ use crate::netns::{NetworkPath, Veth};
 use crate::peers::{PeerProgram, Run};
 use crate::report::{Bar, Sense};
 use crate::samples::{Key, Metric, Samples};
-use crate::stats::Statistic;
+use crate::stats::{Estimate, Statistic};
 
 /// A carrier at a place.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -248,151 +248,53 @@ pub(super) fn memcpy_key(size: u64) -> Key {
 
 /// What is asked of the paths that are measured.
 pub(super) fn bars(samples: &Samples, wanted: &[String]) -> Vec<Bar> {
-    let ping = |path| key(path, Test::Ping, 64);
-    let write = |path| key(path, Test::Write, 64);
-    let stream = |path| key(path, Test::WriteStream, 64 << 10);
-    let bare_stream = |path| key(path, Test::Stream, 64 << 10);
-    let framed = |path| key(path, Test::Framed, 64 << 10);
-    let bar = |name: &str, over: &Key, under: &Key, sense, limit| {
-        Bar::new(name, samples.ratio(over, under), sense, limit)
+    use Path::{BareUdpLo, BareUdpVeth, BareXdpVeth, Shm, UdpLo, UdpVeth, XdpVeth};
+    let (chosen, mut bars) = (paths(wanted), Vec::new());
+    let mut ask = |of: &[Path], name: &str, found: Option<Estimate>, sense, limit| {
+        if of.iter().all(|path| chosen.contains(path)) {
+            bars.push(Bar::new(name, found, sense, limit));
+        }
     };
-    let rate = |name: &str, path, least| {
-        Bar::new(name, samples.level(&key(path, Test::WriteRate, 8)), Sense::AtLeast, least)
-    };
-    let beside = |name: &str, path, program, limit| {
+    let trip = ([Test::Write, Test::Ping], 64, Sense::AtMost);
+    let stream = ([Test::WriteStream, Test::Stream], 64 << 10, Sense::AtLeast);
+    // What is between this and 1.0 is ours; what is between the one above and this is RoCEv2's.
+    let framed = ([Test::WriteStream, Test::Framed], 64 << 10, Sense::AtLeast);
+    for (name, paths, ([ours, bare], size, sense), limit) in [
+        ("UDP loopback, 64 B WRITE / bare round trip", [UdpLo, BareUdpLo], trip, 1.25),
+        ("UDP veth, 64 B WRITE / bare round trip", [UdpVeth, BareUdpVeth], trip, 1.25),
+        ("AF_XDP veth, 64 B WRITE / bare round trip", [XdpVeth, BareXdpVeth], trip, 1.3),
+        ("AF_XDP veth, 64 B WRITE / bare UDP veth round trip", [XdpVeth, BareUdpVeth], trip, 1.0),
+        ("UDP loopback, 64 KiB WRITE stream / bare stream", [UdpLo, BareUdpLo], stream, 0.6),
+        ("UDP veth, 64 KiB WRITE stream / bare stream", [UdpVeth, BareUdpVeth], stream, 0.6),
+        ("UDP loopback, 64 KiB WRITE stream / bare packets framed", [UdpLo, BareUdpLo], framed, 0.7),
+        ("UDP veth, 64 KiB WRITE stream / bare packets framed", [UdpVeth, BareUdpVeth], framed, 0.7),
+    ] {
+        let found = samples.ratio(&key(paths[0], ours, size), &key(paths[1], bare, size));
+        ask(&paths, name, found, sense, limit);
+    }
+    let ucx = put_bw(UCX_TCP, 64 << 10).throughput_key();
+    let found = samples.ratio(&key(UdpLo, Test::WriteStream, 64 << 10), &ucx);
+    ask(&[UdpLo], "UDP loopback, 64 KiB WRITE stream / UCX tcp put", found, Sense::AtLeast, 3.0);
+    let found = samples.level(&key(UdpLo, Test::WriteRate, 8));
+    ask(&[UdpLo], "UDP loopback, 8 B WRITEs posted one by one, M/s", found, Sense::AtLeast, 1.0);
+    // Not in millions a second: a frame takes the kernel 1 to 2.5 us from one end of a veth to the other, all of it on the
+    // sender's core, so that the path itself carries 0.4 to 1 M/s.
+    let found = samples.ratio(&key(XdpVeth, Test::WriteRate, 8), &key(BareXdpVeth, Test::Rate, 8));
+    let name = "AF_XDP veth, 8 B WRITEs posted one by one / bare frames";
+    ask(&[XdpVeth], name, found, Sense::AtLeast, 0.5);
+    for (name, path, program, limit) in [
+        ("UDP loopback, 64 B ping-pong / UCX tcp put_lat", UdpLo, UCX_TCP, 1.0),
+        ("shared memory, 64 B ping-pong / UCX posix put_lat", Shm, UCX_SHM, 2.0),
+    ] {
         let (ours, theirs) = (key(path, Test::PingPong, 64), put_lat(program));
+        let p50 = samples.ratio(&ours, &theirs.percentile_key());
+        ask(&[path], &format!("{name}, p50"), p50, Sense::AtMost, limit);
         let mean = samples.ratio_of(Statistic::Mean, &ours, &theirs.mean_key());
-        [
-            bar(&format!("{name}, p50"), &ours, &theirs.percentile_key(), Sense::AtMost, limit),
-            Bar::new(format!("{name}, mean"), mean, Sense::AtMost, limit),
-        ]
-    };
-    let [lo_p50, lo_mean] =
-        beside("UDP loopback, 64 B ping-pong / UCX tcp put_lat", Path::UdpLo, UCX_TCP, 1.0);
-    let [shm_p50, shm_mean] =
-        beside("shared memory, 64 B ping-pong / UCX posix put_lat", Path::Shm, UCX_SHM, 2.0);
-    let all = vec![
-        (
-            &["udp-lo"][..],
-            bar(
-                "UDP loopback, 64 B WRITE / bare round trip",
-                &write(Path::UdpLo),
-                &ping(Path::BareUdpLo),
-                Sense::AtMost,
-                1.25,
-            ),
-        ),
-        (
-            &["udp-veth"][..],
-            bar(
-                "UDP veth, 64 B WRITE / bare round trip",
-                &write(Path::UdpVeth),
-                &ping(Path::BareUdpVeth),
-                Sense::AtMost,
-                1.25,
-            ),
-        ),
-        (
-            &["xdp-veth"][..],
-            bar(
-                "AF_XDP veth, 64 B WRITE / bare round trip",
-                &write(Path::XdpVeth),
-                &ping(Path::BareXdpVeth),
-                Sense::AtMost,
-                1.30,
-            ),
-        ),
-        (
-            &["xdp-veth", "udp-veth"][..],
-            bar(
-                "AF_XDP veth, 64 B WRITE / bare UDP veth round trip",
-                &write(Path::XdpVeth),
-                &ping(Path::BareUdpVeth),
-                Sense::AtMost,
-                1.0,
-            ),
-        ),
-        (
-            &["udp-lo"][..],
-            bar(
-                "UDP loopback, 64 KiB WRITE stream / bare stream",
-                &stream(Path::UdpLo),
-                &bare_stream(Path::BareUdpLo),
-                Sense::AtLeast,
-                0.6,
-            ),
-        ),
-        (
-            &["udp-veth"][..],
-            bar(
-                "UDP veth, 64 KiB WRITE stream / bare stream",
-                &stream(Path::UdpVeth),
-                &bare_stream(Path::BareUdpVeth),
-                Sense::AtLeast,
-                0.6,
-            ),
-        ),
-        // What is between these and 1.0 is ours; what is between those above and these is RoCEv2's.
-        (
-            &["udp-lo"][..],
-            bar(
-                "UDP loopback, 64 KiB WRITE stream / bare packets framed",
-                &stream(Path::UdpLo),
-                &framed(Path::BareUdpLo),
-                Sense::AtLeast,
-                0.7,
-            ),
-        ),
-        (
-            &["udp-veth"][..],
-            bar(
-                "UDP veth, 64 KiB WRITE stream / bare packets framed",
-                &stream(Path::UdpVeth),
-                &framed(Path::BareUdpVeth),
-                Sense::AtLeast,
-                0.7,
-            ),
-        ),
-        (
-            &["udp-lo"][..],
-            bar(
-                "UDP loopback, 64 KiB WRITE stream / UCX tcp put",
-                &stream(Path::UdpLo),
-                &put_bw(UCX_TCP, 64 << 10).throughput_key(),
-                Sense::AtLeast,
-                3.0,
-            ),
-        ),
-        (&["udp-lo"][..], rate("UDP loopback, 8 B WRITEs posted one by one, M/s", Path::UdpLo, 1.0)),
-        // Not in millions a second: a frame takes the kernel 1 to 2.5 us from one end of a veth to the other, all of it on the
-        // sender's core, so that the path itself carries 0.4 to 1 M/s.
-        (
-            &["xdp-veth"][..],
-            bar(
-                "AF_XDP veth, 8 B WRITEs posted one by one / bare frames",
-                &key(Path::XdpVeth, Test::WriteRate, 8),
-                &key(Path::BareXdpVeth, Test::Rate, 8),
-                Sense::AtLeast,
-                0.5,
-            ),
-        ),
-        (&["udp-lo"][..], lo_p50),
-        (&["udp-lo"][..], lo_mean),
-        (&["shm"][..], shm_p50),
-        (&["shm"][..], shm_mean),
-        (
-            &["shm"][..],
-            bar(
-                "shared memory, 1 MiB WRITE stream / memcpy",
-                &key(Path::Shm, Test::WriteStream, 1 << 20),
-                &memcpy_key(1 << 20),
-                Sense::AtLeast,
-                0.8,
-            ),
-        ),
-    ];
-    let chosen = |path: &&str| wanted.is_empty() || wanted.iter().any(|name| name == path);
-    all.into_iter().filter(|(paths, _)| paths.iter().all(&chosen)).map(|(_, bar)| bar).collect()
+        ask(&[path], &format!("{name}, mean"), mean, Sense::AtMost, limit);
+    }
+    let found = samples.ratio(&key(Shm, Test::WriteStream, 1 << 20), &memcpy_key(1 << 20));
+    ask(&[Shm], "shared memory, 1 MiB WRITE stream / memcpy", found, Sense::AtLeast, 0.8);
+    bars
 }
 
 #[cfg(test)]

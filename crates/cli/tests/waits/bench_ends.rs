@@ -74,7 +74,12 @@ fn ends(words: &[&str], has_directory: bool, signal: (&str, i32)) {
     let is_early = child.try_wait().expect("a child").is_some();
     // As a terminal does it, or one who knows the process.
     let to = if signal.0 == "-INT" { format!("-{pid}") } else { pid.to_string() };
-    let sent = Command::new("kill").args([signal.0, "--", &to]).status().expect("kill runs");
+    let send = || Command::new("kill").args([signal.0, "--", &to]).status().expect("kill runs");
+    let sent = send();
+    // Who presses Ctrl-C again, and again, ends no clean-up.
+    while signal.0 == "-INT" && child.try_wait().expect("a child").is_none() {
+        send();
+    }
     let said = Said::of(child.wait_with_output().expect("it ends"));
     let what = format!("{words:?}, {signal:?} after {} ms: {}", random % 1500, said.stderr);
     assert!(sent.success() && !is_early, "it had ended before: {what}");
@@ -161,6 +166,40 @@ fn a_bench_of_peers_ends_with_them() {
         return;
     }
     ends_by_each_signal(&["gateway"], true);
+}
+
+/// What takes a namespace away is a program, which a terminal would interrupt as well. Network namespaces take root.
+#[test]
+fn a_bench_of_namespaces_takes_them_away_though_ctrl_c_comes_again_and_again() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: network namespaces take root");
+        return;
+    }
+    let mut command = bench();
+    command.args(["transport", "--path", "udp-veth"]).process_group(0);
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("rem starts");
+    let group = format!("-{}", child.id());
+    // The process that measures, which has it in their names.
+    let workers = format!("/proc/{0}/task/{0}/children", child.id());
+    let begin = Instant::now();
+    let (mut begins, mut there) = (String::new(), Vec::new());
+    while there.is_empty() {
+        assert!(begin.elapsed() < PATIENCE, "it makes no namespace");
+        let worker = fs::read_to_string(&workers).unwrap_or_default();
+        begins = format!("rem-{}-", worker.split(' ').next().unwrap_or_default());
+        there = namespaces(&begins);
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    while child.try_wait().expect("a child").is_none() {
+        Command::new("kill").args(["-INT", "--", &group]).status().expect("kill runs");
+    }
+    assert_eq!(child.wait().expect("it has ended").code(), Some(130));
+    assert_eq!(namespaces(&begins), [""; 0], "of {there:?}");
+}
+
+fn namespaces(begin: &str) -> Vec<String> {
+    let all = if Path::new("/run/netns").is_dir() { names(Path::new("/run/netns")) } else { Vec::new() };
+    all.into_iter().filter(|name| name.starts_with(begin)).collect()
 }
 
 #[test]
