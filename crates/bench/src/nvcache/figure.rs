@@ -126,9 +126,7 @@ fn named(report: &Report, caption: &str, metric: &str, unit: &str, ops: &[(&str,
 
 /// Over time.
 fn timed(report: &Report, caption: &str, metric: &str, unit: &str, series: &[String]) -> Panel {
-    let is_its = |row: &&Row| {
-        row.op == OVER_TIME && row.metric == metric && series.iter().any(|name| *name == row.series)
-    };
+    let is_its = |row: &&Row| row.op == OVER_TIME && row.metric == metric && series.contains(&row.series);
     let rows: Vec<&Row> = report.rows.iter().filter(is_its).collect();
     panel(caption, Axis::Linear("ms".to_owned()), unit, metric == "latency", plot::lines(&rows))
 }
