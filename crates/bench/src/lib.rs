@@ -18,6 +18,7 @@ mod limits;
 pub mod load_latency;
 pub mod machine;
 pub mod netns;
+pub mod nvcache;
 mod only;
 pub mod page;
 pub mod peers;

@@ -16,6 +16,7 @@ use std::sync::OnceLock;
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
+use remanence_cache_live::daemon::segment_of;
 use rustix::process::{Pid, Signal, WaitOptions};
 use serde_json::Value;
 
@@ -132,6 +133,7 @@ impl Worker {
         }
         netns::remove_those_of(self.child.id());
         directories.iter().for_each(|directory| remove_shared_memory_of(&directory.join(STARTED)));
+        directories.iter().for_each(|directory| remove_segments_of(directory));
         let left: Vec<String> =
             mounts_below(directories).iter().map(|mount| mount.display().to_string()).collect();
         if left.is_empty() {
@@ -199,6 +201,22 @@ fn remove_shared_memory_of(list: &Path) {
         if owner.is_some_and(|(owner, _)| started.contains(&owner)) {
             let _ = std::fs::remove_file(entry.path());
         }
+    }
+}
+
+/// Removes what daemons of the write caches' logs there share with programs: it lies beside no log, and stays where a daemon is killed.
+fn remove_segments_of(directory: &Path) {
+    for entry in std::fs::read_dir(directory).into_iter().flatten().filter_map(Result::ok) {
+        if entry.file_type().is_ok_and(|kind| kind.is_file()) {
+            remove_segment_of(&entry.path());
+        }
+    }
+}
+
+/// The same of one log.
+pub(crate) fn remove_segment_of(log: &Path) {
+    if let Ok(segment) = std::fs::File::open(log).and_then(|log| segment_of(&log)) {
+        let _ = std::fs::remove_file(segment);
     }
 }
 

@@ -56,6 +56,8 @@ pub enum Metric {
     Messages,
     /// Milliseconds without an acknowledged write; every takeover is a burst.
     Unavailability,
+    /// Seconds that a GiB of a log takes to be recovered; every recovery is a burst.
+    Recovery,
     /// Of a row that no burst is behind, which has words of its own.
     Single,
 }
@@ -69,6 +71,7 @@ impl Metric {
             Self::Cpu => ("cpu", "us/op"),
             Self::Messages => ("messages", "per op"),
             Self::Unavailability => ("unavailability", "ms"),
+            Self::Recovery => ("recovery", "s/GiB"),
             Self::Single => ("value", ""),
         }
     }
@@ -426,7 +429,11 @@ impl Samples {
         self.bursts_in(|| effort.probe(), keys, run)
     }
 
-    fn bursts_in(
+    /// The same, where something else says in which state the machine is.
+    ///
+    /// # Errors
+    /// What the burst said.
+    pub(crate) fn bursts_in(
         &mut self,
         probe: impl Fn() -> State,
         keys: &[Key],

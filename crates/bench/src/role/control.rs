@@ -48,6 +48,8 @@ pub struct Place {
     program: PathBuf,
     network: NetworkPath,
     envs: Vec<(&'static str, OsString)>,
+    /// What starts the program in turn, on this host: a command that has it behind its own words.
+    under: Vec<OsString>,
 }
 
 impl Place {
@@ -60,13 +62,20 @@ impl Place {
     /// At both ends of a network.
     #[must_use]
     pub fn at(program: &Path, network: NetworkPath) -> Self {
-        Self { program: program.to_owned(), network, envs: Vec::new() }
+        Self { program: program.to_owned(), network, envs: Vec::new(), under: Vec::new() }
     }
 
     /// With a variable of the environment more.
     #[must_use]
     pub fn with(mut self, name: &'static str, value: impl Into<OsString>) -> Self {
         self.envs.push((name, value.into()));
+        self
+    }
+
+    /// With a command in front that becomes the program in the end, as `rem run` does: the process is the same one.
+    #[must_use]
+    pub fn under(mut self, command: Vec<OsString>) -> Self {
+        self.under = command;
         self
     }
 
@@ -78,7 +87,14 @@ impl Place {
 
     fn command(&self, end: End, word: &str) -> Result<Command, String> {
         let mut command = match self.network {
-            NetworkPath::Loopback => Command::new(&self.program),
+            NetworkPath::Loopback => match self.under.split_first() {
+                Some((first, more)) => {
+                    let mut command = Command::new(first);
+                    command.args(more).arg(&self.program);
+                    command
+                }
+                None => Command::new(&self.program),
+            },
             NetworkPath::Veth(_) => {
                 let program = self.program.to_str().ok_or("the program's path is not UTF-8")?;
                 let core = end.cores(&machine::allowed()).first().copied().unwrap_or(0);
@@ -162,7 +178,8 @@ impl<R: Role> Agent<R> {
         }
     }
 
-    fn cost(&mut self) -> Result<Causes, String> {
+    /// What it has counted since it began.
+    pub(crate) fn cost(&mut self) -> Result<Causes, String> {
         self.counted(Request::Cost)
     }
 

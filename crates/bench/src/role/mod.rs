@@ -149,7 +149,7 @@ pub fn pinned() -> serde_json::Value {
 type Known = (&'static str, fn() -> ExitCode);
 
 /// Every role, by its word.
-const ROLES: [Known; 14] = [
+const ROLES: [Known; 16] = [
     role::<crate::transport::agent::Transport>(),
     role::<crate::erda::server::Server>(),
     role::<crate::erda::client::Clients>(),
@@ -164,6 +164,8 @@ const ROLES: [Known; 14] = [
     role::<crate::kv_size::Core>(),
     role::<crate::load_latency::ends::Server>(),
     role::<crate::load_latency::ends::Clients>(),
+    role::<crate::nvcache::ends::Daemon>(),
+    role::<crate::nvcache::ends::Writer>(),
 ];
 
 const fn role<R: Role>() -> Known {

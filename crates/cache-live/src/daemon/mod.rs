@@ -112,7 +112,10 @@ pub fn of_another_size(log: &Path, has: u64, wants: u64) -> String {
 }
 
 /// Where the segment of a log's daemon is: in memory, and gone with the kernel, as it has nothing that a recovery needs.
-fn segment_of(log: &File) -> io::Result<PathBuf> {
+///
+/// # Errors
+/// The log's file cannot be looked at.
+pub fn segment_of(log: &File) -> io::Result<PathBuf> {
     let found = log.metadata()?;
     Ok(format!("/dev/shm/remanence-cache-{:x}-{:x}", found.dev(), found.ino()).into())
 }

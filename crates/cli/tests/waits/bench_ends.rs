@@ -131,6 +131,14 @@ fn a_bench_of_roles_ends_with_them() {
     ends_by_each_signal(&["erda", "--quick"], true);
 }
 
+/// Its programs are under `rem run`, where that finds its library.
+#[test]
+fn a_bench_of_programs_under_a_write_cache_ends_with_them() {
+    for signal in [("-INT", 2), ("-TERM", 15)] {
+        ends(&["nvcache", "--quick"], true, signal);
+    }
+}
+
 /// Redis does not look whether anybody is left who needs it: so it is the kernel that ends it.
 #[test]
 fn a_bench_that_is_killed_takes_its_peers_with_it() {

@@ -2,7 +2,7 @@
 //! looked at. The bench of the store has its test with its parts (`crates/bench/tests/erda.rs`); `urdma`, which boots a guest, and `failover`,
 //! which freezes file systems, are among the long runs of `make soak`.
 
-use crate::common;
+use crate::{cache, common};
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -16,13 +16,18 @@ static ONE: Mutex<()> = Mutex::new(());
 
 /// Runs one, which has to find every bar; what it wrote.
 fn bench(name: &str, more: &[&str], libraries: Option<&Path>) -> Value {
+    bench_with(name, more, ("REMANENCE_LIB", libraries))
+}
+
+/// The same with a variable that names libraries.
+fn bench_with(name: &str, more: &[&str], (variable, libraries): (&str, Option<&Path>)) -> Value {
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let dir = tempfile::tempdir().expect("a directory");
     let (json, plot) = (dir.path().join("report.json"), dir.path().join("figure.svg"));
     let mut command = rem();
     command.args(["bench", name, "--tiny", "--json"]).arg(&json).arg("--plot").arg(&plot).args(more);
     if let Some(libraries) = libraries {
-        command.env("REMANENCE_LIB", libraries);
+        command.env(variable, libraries);
     }
     let table = String::from_utf8(run(&mut command).good()).expect("UTF-8");
     let report: Value =
@@ -199,6 +204,66 @@ fn gateway_measures_every_bar() {
     assert!(costs.into_iter().all(|row| row["cpu"]["server"].is_number()), "what Redis costs is not told");
     let left = std::fs::read_dir(disk).expect("it is there").filter_map(Result::ok);
     assert!(left.into_iter().all(|file| !file.path().join("server0").exists()), "a store was left behind");
+}
+
+/// Our own program, fio and SQLite, with both logs and without; a log that is full, one that is recovered, and what a run is like over time.
+#[test]
+fn nvcache_measures_every_bar() {
+    for program in ["fio", "sqlite3"] {
+        if std::process::Command::new(program).arg("--version").output().is_err() {
+            println!("SKIPPED: {program} is not installed; `apt-get install {program}` brings it");
+            return;
+        }
+    }
+    let disk = env!("CARGO_TARGET_TMPDIR");
+    if !cache::is_absorbed(disk) {
+        return;
+    }
+    let report = bench_with("nvcache", &["--directory", disk], ("REMANENCE_PRELOAD", Some(cache::library())));
+    assert_eq!(report["skipped"], serde_json::json!([]), "something was left out");
+    let rows = report["rows"].as_array().expect("rows");
+    let series = |op: &str, series: &str| {
+        rows.iter().any(|row| row["op"] == op && row["series"] == series && row["n"].as_u64() > Some(0))
+    };
+    for op in
+        ["synchronous write", "SQLite, a row each transaction, WAL", "SQLite, a row each transaction, DELETE"]
+    {
+        for who in ["through, log in memory", "through, log in a file", "tmpfs"] {
+            assert!(series(op, who), "no {op} of {who}");
+        }
+    }
+    assert!(series("synchronous write", "fio, through, log in a file"), "fio was not asked");
+    assert!(series("write, the log full", "through, log in memory"), "no log was full");
+    assert!(
+        series("recovery", "log in memory") && series("recovery", "log in a file"),
+        "nothing was recovered"
+    );
+    for op in ["read", "getppid", "write to a pipe", "read of a socket"] {
+        assert!(series(op, "through") && series(op, "without"), "no {op}");
+    }
+    let of_time = |row: &&Value| row["op"] == "random write of all the data, over time";
+    assert!(rows.iter().filter(of_time).count() >= 18, "nothing over time");
+    assert_eq!(report["params"]["claims"].as_array().map(Vec::len), Some(5));
+}
+
+/// Without the library nothing is run through a log, and it is said what `rem run` says.
+#[test]
+fn nvcache_says_what_it_lacks() {
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut command = rem();
+    command.args([
+        "bench",
+        "nvcache",
+        "--tiny",
+        "--only",
+        "getppid",
+        "--directory",
+        env!("CARGO_TARGET_TMPDIR"),
+    ]);
+    let said = run(command.env("REMANENCE_PRELOAD", "/nowhere/library.so"));
+    assert_eq!(said.status, Some(1), "{}", said.stderr);
+    let last = said.stderr.trim_end().lines().last().unwrap_or_default();
+    assert!(last.contains("the library is not at /nowhere/library.so"), "{}", said.stderr);
 }
 
 #[test]

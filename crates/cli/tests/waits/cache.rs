@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use crate::common::{Said, rem, run};
 
 /// The library, as this test's sources make it.
-fn library() -> &'static Path {
+pub(crate) fn library() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
         let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("below cargo's directory");
@@ -21,17 +21,25 @@ fn library() -> &'static Path {
     })
 }
 
+/// Whether syncs are absorbed there; says so, if not.
+pub(crate) fn is_absorbed(place: &str) -> bool {
+    /// ext4, XFS, Btrfs and F2FS.
+    const ABSORBED: [u32; 4] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010];
+    let found = rustix::fs::statfs(place).expect("a file system");
+    let is_absorbed = ABSORBED.contains(&(found.f_type as u32));
+    if !is_absorbed {
+        println!("SKIPPED: {place} lies on no file system whose syncs are absorbed");
+    }
+    is_absorbed
+}
+
 /// A place on a disk, and a daemon that ends with it.
 pub(crate) struct Place(pub(crate) PathBuf);
 
 impl Place {
     /// `None`: there are no syncs here that could be absorbed.
     pub(crate) fn new(name: &str) -> Option<Self> {
-        /// ext4, XFS, Btrfs and F2FS.
-        const ABSORBED: [u32; 4] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010];
-        let found = rustix::fs::statfs("/var/tmp").expect("a file system");
-        if !ABSORBED.contains(&(found.f_type as u32)) {
-            println!("SKIPPED: /var/tmp lies on no file system whose syncs are absorbed");
+        if !is_absorbed("/var/tmp") {
             return None;
         }
         let place = Path::new("/var/tmp").join(format!("remanence-run-{}-{name}", std::process::id()));

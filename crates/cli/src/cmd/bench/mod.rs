@@ -6,6 +6,7 @@ mod erda;
 mod failover;
 mod gateway;
 mod kv_size;
+mod nvcache;
 mod quorum;
 mod supervise;
 mod transport;
@@ -65,6 +66,8 @@ latency counts from when the request was due. Clients: 1, 4, 16, 64 and 256, eac
 for calls, GET and PUT of the store and durable appends, beside bare UDP, and Redis and memcached where they are installed:
 apt-get install redis-server memcached")]
     LoadLatency(Common),
+    /// Programs under `rem run` beside the file system with and without syncs: writes, SQLite, reads, a log that is full, recovery
+    Nvcache(nvcache::Args),
     /// What a durable append to three servers waits for: their quorum, while the third one is stopped as well
     Quorum(quorum::Args),
     /// Durable appends by all 72 recipes of paper 004, its figure 2, beside message passing and bare UDP
@@ -146,6 +149,7 @@ impl Bench {
             Self::Failover(args) => &args.common,
             Self::Gateway(args) => &args.common,
             Self::KvSize(args) => &args.common,
+            Self::Nvcache(args) => &args.common,
             Self::Quorum(args) => &args.common,
             Self::Transport(args) => &args.common,
             Self::Urdma(args) => &args.common,
@@ -166,6 +170,7 @@ impl Bench {
             Self::Failover(args) => Some(args.directory.clone()),
             Self::Gateway(args) => Some(args.directory.clone()),
             Self::KvSize(args) => Some(args.directory.clone()),
+            Self::Nvcache(args) => Some(args.directory.clone()),
             Self::Quorum(args) => Some(args.directory.clone()),
             _ => None,
         }
@@ -193,6 +198,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
         Bench::LoadLatency(common) => {
             measure(common, load_latency::figure::draw, |common, p| load_latency::run(&common, p))
         }
+        Bench::Nvcache(args) => nvcache::run(args),
         Bench::Quorum(args) => quorum::run(args),
         Bench::Remotelog(common) => {
             measure(common, remotelog::figure::draw, |common, p| remotelog::run(&common, p))
