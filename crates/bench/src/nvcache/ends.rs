@@ -51,11 +51,11 @@ impl Role for Daemon {
         // As its users start it.
         machine::pin_to(machine::allowed());
         let LogSpec { log, entries, batch } = spec;
-        let options = daemon::Options { log, entries, batch, paths: Paths::default() };
+        let options = daemon::Options { log, entries: Some(entries), batch, paths: Paths::default(), copies: None };
         let (stop, stopped) = UnixStream::pair().map_err(|e| e.to_string())?;
         let (ready, begun) = channel();
         let serve = move || {
-            let ready = move || {
+            let ready = move |_: Option<&str>| {
                 // Who waits for it is still there.
                 let _ = ready.send(());
             };
