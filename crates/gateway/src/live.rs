@@ -13,9 +13,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use remanence_kv::client::{Found, Stats};
-use remanence_kv::proto::{Expect, Refusal};
+use remanence_kv::proto::Refusal;
 use remanence_kv::view::Mode;
-use remanence_kv_live::{Change, ConnectOptions, Error, PutOptions, Store};
+use remanence_kv_live::{Change, ConnectOptions, Error, Store};
 use remanence_metrics::{Page, Source};
 use remanence_resp::store::StoreError;
 use remanence_verbs::Context;
@@ -363,46 +363,29 @@ impl Handle for Live {
         }
     }
 
-    fn put(&mut self, name: &[u8], value: &[u8], expect: Expect) -> Result<bool, StoreError> {
-        self.wrote = true;
-        let options = PutOptions { expect, ttl: ttl(value) };
-        match self.attempt(|store| store.put(name, value, options)) {
-            Ok(_) => Ok(true),
-            Err(Failed::Condition) => Ok(false),
-            Err(Failed::Store(error)) => Err(error),
-        }
-    }
-
     fn change_many(&mut self, changes: &[NamedChange<'_>]) -> Vec<Result<bool, StoreError>> {
         self.wrote = true;
         let mut all = Vec::with_capacity(changes.len());
         for &NamedChange { name: key, value, expect } in changes {
             all.push(Change { key, value, expect, ttl: value.and_then(ttl) });
         }
-        match self.attempt(|store| store.change_many(&all)) {
+        match self.attempt(|store| store.change_at_once(&all)) {
             Ok(outcomes) => outcomes
                 .into_iter()
                 .zip(changes)
-                .map(|(outcome, change)| match outcome.map_err(|error| self.failed(error)) {
-                    // A deletion without a version found nothing.
-                    Ok(version) => Ok(change.value.is_some() || version > 0),
-                    Err(Failed::Condition) => Ok(false),
-                    Err(Failed::Store(error)) => Err(error),
+                .map(|(outcome, change)| {
+                    match outcome.ok_or(StoreError::InTheWay)?.map_err(|error| self.failed(error)) {
+                        // A deletion without a version found nothing.
+                        Ok(version) => Ok(change.value.is_some() || version > 0),
+                        Err(Failed::Condition) => Ok(false),
+                        Err(Failed::Store(error)) => Err(error),
+                    }
                 })
                 .collect(),
             Err(failed) => {
                 let error = StoreError::from(failed);
                 changes.iter().map(|_| Err(error.clone())).collect()
             }
-        }
-    }
-
-    fn delete(&mut self, name: &[u8], expect: Expect) -> Result<bool, StoreError> {
-        self.wrote = true;
-        match self.attempt(|store| store.delete(name, expect)) {
-            Ok(version) => Ok(version.is_some()),
-            Err(Failed::Condition) => Ok(false),
-            Err(Failed::Store(error)) => Err(error),
         }
     }
 

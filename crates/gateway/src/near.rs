@@ -7,7 +7,6 @@
 use std::fmt;
 
 use remanence_kv::client::{Client, Found, Peek};
-use remanence_kv::proto::Expect;
 use remanence_kv_live::{Local, Locals};
 use remanence_resp::store::StoreError;
 
@@ -94,28 +93,12 @@ impl Handle for Near {
         if again { self.parts.get_many(names) } else { found }
     }
 
-    fn put(&mut self, name: &[u8], value: &[u8], expect: Expect) -> Result<bool, StoreError> {
-        self.change(|parts| parts.put(name, value, expect))
-    }
-
     fn change_many(&mut self, changes: &[NamedChange<'_>]) -> Vec<Result<bool, StoreError>> {
         let done = self.parts.change_many(changes);
         if done.iter().any(Result::is_err) {
             self.begins_anew();
         }
         done
-    }
-
-    fn change_at_once(&mut self, changes: &[NamedChange<'_>]) -> Vec<Option<Result<bool, StoreError>>> {
-        let done = self.parts.change_at_once(changes);
-        if done.iter().any(|done| matches!(done, Some(Err(_)))) {
-            self.begins_anew();
-        }
-        done
-    }
-
-    fn delete(&mut self, name: &[u8], expect: Expect) -> Result<bool, StoreError> {
-        self.change(|parts| parts.delete(name, expect))
     }
 
     fn page(&mut self, cursor: u64, limit: u32) -> Result<(Vec<Vec<u8>>, Option<u64>), StoreError> {
@@ -143,9 +126,16 @@ mod tests {
     use remanence_kv_live::{Server, ServerOptions, Stop};
     use remanence_verbs::{Context, Options};
 
+    use remanence_kv::proto::Expect;
+
     use super::*;
 
     const PATIENCE: Duration = Duration::from_secs(120);
+
+    fn put(near: &mut Near, name: &[u8], value: &[u8]) -> Result<bool, StoreError> {
+        let change = NamedChange { name, value: Some(value), expect: Expect::Any };
+        near.change_many(&[change]).pop().expect("one for one")
+    }
 
     /// What is done with a store of 8 MiB that serves meanwhile.
     fn with_store(ip: &str, lease: Duration, test: impl FnOnce(&dyn Fn() -> Near)) {
@@ -171,12 +161,11 @@ mod tests {
             let mut near = new();
             let mut put = |key: u8, byte: u8| {
                 let value = vec![byte; 250 << 10];
-                let change = NamedChange { name: &[key], value: Some(&value), expect: Expect::Any };
                 let since = Instant::now();
                 loop {
-                    match near.change_at_once(&[change]).pop().expect("one for one") {
-                        Some(outcome) => break outcome,
-                        None => std::thread::yield_now(),
+                    match put(&mut near, &[key], &value) {
+                        Err(StoreError::InTheWay) => std::thread::yield_now(),
+                        outcome => break outcome,
                     }
                     assert!(since.elapsed() < PATIENCE, "it is neither taken nor refused");
                 }
@@ -203,13 +192,13 @@ mod tests {
             while !near.parts.remote().is_cut_off() {
                 assert!(since.elapsed() < PATIENCE, "it is never cut off");
                 // On a busy machine this one is, too.
-                let _ = busy.put(b"changed", &[1; 32 << 10], Expect::Any);
+                let _ = put(&mut busy, b"changed", &[1; 32 << 10]);
                 busy.rest();
             }
         };
         let value = |found: Option<Found>| found.map(|found| found.value);
         let mut near = new();
-        assert_eq!(near.put(b"kept", b"value", Expect::Any), Ok(true));
+        assert_eq!(put(&mut near, b"kept", b"value"), Ok(true));
         cut_off(&mut near);
         assert_eq!(near.get(b"kept").map(value), Ok(Some(b"value".to_vec())), "it reads again");
         cut_off(&mut near);
@@ -225,9 +214,9 @@ mod tests {
         assert_eq!(many, [Ok(Some(b"value".to_vec())), Ok(None)]);
         // Of a write nobody says whether it happened, and the next one is made.
         cut_off(&mut near);
-        assert!(near.put(b"kept", b"next", Expect::Any).is_err());
+        assert!(put(&mut near, b"kept", b"next").is_err());
         let since = Instant::now();
-        while near.put(b"kept", b"last", Expect::Any) != Ok(true) {
+        while put(&mut near, b"kept", b"last") != Ok(true) {
             assert!(since.elapsed() < PATIENCE, "it never writes again");
         }
         assert_eq!(near.get(b"kept").map(value), Ok(Some(b"last".to_vec())));

@@ -9,7 +9,8 @@
 //! go before those that could not finish, or did more than their share, and those that have only come: nothing is known of these.
 //!
 //! What connections have changed is written at the end of a round. Where others are in the way of a change, as a store that cleans its log may
-//! be, it [waits](Waiting) with the connection that has made it, and all other ones go on.
+//! be, it [waits](Waiting) with the connection that has made it, and all other ones go on. So does a command that is not written with others:
+//! it is [tried again](Worker::paused).
 
 #[cfg(test)]
 mod tests;
@@ -24,11 +25,11 @@ use std::time::{Duration, Instant};
 use mio::event::Event;
 use mio::{Events, Poll, Token};
 use remanence_resp::engine::{Bell, Moment, Session, Shared};
-use remanence_resp::joint::Joint;
+use remanence_resp::joint::{Joint, Piece, Verdict};
 use remanence_resp::store::{Store, StoreError};
 use remanence_resp::sweep::Sweep;
 
-use crate::connection::{After, COMMAND, Connection, Progress, Turn, next_random};
+use crate::connection::{After, COMMAND, Connection, Progress, Turn, apart, next_random};
 use crate::process::{self, Rates};
 use crate::stream::{Listener, Stream};
 use crate::{Options, Stopper};
@@ -59,8 +60,9 @@ const PAUSE: Duration = Duration::from_millis(1);
 const PAUSE_MAX: Duration = Duration::from_millis(32);
 const PATIENCE: Duration = Duration::from_secs(30);
 const WAITING: usize = 16 << 20;
-/// How often commands are put off whose key others keep changing, before each is carried out by itself.
+/// How often commands are put off whose key others keep changing, before each is carried out by itself; and how often they are in all.
 const ROUNDS: u32 = 8;
+const ATTEMPTS: u32 = 10_000;
 
 /// What all workers share.
 pub(crate) struct Common {
@@ -166,6 +168,8 @@ pub(crate) struct Worker<S> {
     waiting: Vec<Waiting>,
     /// Places that have a change to make, and no room to wait with it.
     parked: Vec<usize>,
+    /// Places with a command that others are in the way of, and when it is tried again.
+    paused: Vec<(Instant, usize)>,
     buffer: Vec<u8>,
     random: u64,
     /// All hashes that are to be folded are others' business just now.
@@ -198,6 +202,7 @@ impl<S: Store> Worker<S> {
             joined: Vec::new(),
             waiting: Vec::new(),
             parked: Vec::new(),
+            paused: Vec::new(),
             buffer: vec![0; READ_BUFFER],
             random: u64::from_le_bytes(process::random()),
             folded: false,
@@ -223,8 +228,7 @@ impl<S: Store> Worker<S> {
             let rests = rests && !shared.has_left_channels() && !self.has_leaving();
             let idle = self.ready() == 0 && self.joined.is_empty();
             let wait = if idle && rests {
-                let next = self.waiting.iter().map(|waiting| waiting.next).min();
-                let next = next.map_or(next_tick, |next| next.min(next_tick));
+                let next = self.next_attempt().map_or(next_tick, |next| next.min(next_tick));
                 next.saturating_duration_since(Instant::now())
             } else {
                 Duration::ZERO
@@ -411,6 +415,8 @@ impl<S: Store> Worker<S> {
             };
             let after = connection.turn(&mut turn);
             progress = turn.progress;
+            let pause = (connection.pause * 2).clamp(PAUSE, PAUSE_MAX);
+            connection.pause = if after == After::InTheWay { pause } else { Duration::ZERO };
             match after {
                 After::Wait => {}
                 After::Again => self.enqueue(place),
@@ -422,6 +428,10 @@ impl<S: Store> Worker<S> {
                 After::Full => {
                     self.write_joint();
                     continue;
+                }
+                After::InTheWay => {
+                    connection.queued = true;
+                    self.paused.push((Instant::now() + pause, place));
                 }
                 After::Close => self.leave(place),
             }
@@ -435,34 +445,26 @@ impl<S: Store> Worker<S> {
             return;
         }
         let common = Arc::clone(&self.common);
-        let mut turn = None;
-        for round in 1.. {
+        let (mut turn, mut left) = (None, Vec::new());
+        for round in 0.. {
             // Workers that change the same keys would be in each other's way for ever: from the second round on each has its turn, and
             // as long as there is one, so have all.
-            if turn.is_none() && (round > 1 || common.contended.load(Ordering::Relaxed) > 0) {
+            if turn.is_none() && (round > 0 || common.contended.load(Ordering::Relaxed) > 0) {
                 common.contended.fetch_add(1, Ordering::Relaxed);
                 turn = Some(common.turn.lock().unwrap_or_else(PoisonError::into_inner));
             }
-            // A poisoned lock protects nothing that could be torn: it only keeps commands apart.
-            let beside = common.alone.read().unwrap_or_else(PoisonError::into_inner);
-            let (left, waiting) = self.joint.write_at_once(&mut self.store, &common.shared);
-            if !waiting.is_empty() {
-                let (since, pause) = (Instant::now(), PAUSE);
-                self.waiting.push(Waiting { joint: waiting, since, next: since + pause, pause });
-            }
+            let _beside = apart(&common.alone, false);
             // Who is always too late is carried out by itself.
-            let by_itself = round == ROUNDS;
-            let beside = by_itself.then_some(beside);
-            for (piece, verdict) in left {
-                self.random = next_random(self.random);
-                let moment = Moment { unix_us: process::unix_us(), random: self.random };
-                let joint = (!by_itself).then_some(&mut self.joint);
-                if let Some(Some(connection)) = self.guests.get_mut(piece.owner) {
-                    connection.mend((&piece, verdict), (&mut self.store, joint), &common.shared, moment);
+            let by_itself = round >= ROUNDS;
+            for (piece, verdict) in std::mem::take(&mut left) {
+                let verdict = if round < ATTEMPTS { verdict } else { Verdict::Failed(StoreError::InTheWay) };
+                self.mend(&piece, verdict);
+                if by_itself {
+                    left.extend(self.write_once());
                 }
             }
-            drop(beside);
-            if self.joint.is_empty() {
+            left.extend(self.write_once());
+            if left.is_empty() {
                 break;
             }
         }
@@ -479,9 +481,35 @@ impl<S: Store> Worker<S> {
             match connection.release(&common.shared) {
                 After::Close => self.leave(place),
                 After::Again => self.enqueue(place),
-                After::Wait | After::Joint | After::Full => {}
+                After::Wait | After::Joint | After::Full | After::InTheWay => {}
             }
         }
+    }
+
+    /// Writes what was put off, and returns what is to be carried out again. What others are in the way of waits.
+    fn write_once(&mut self) -> Vec<(Piece, Verdict)> {
+        let left = self.joint.write(&mut self.store, &self.common.shared);
+        if !self.joint.is_empty() {
+            let (joint, since) = (std::mem::take(&mut self.joint), Instant::now());
+            self.waiting.push(Waiting { joint, since, next: since + PAUSE, pause: PAUSE });
+        }
+        left
+    }
+
+    /// Has a connection find out what a command of its that came out otherwise is answered.
+    fn mend(&mut self, piece: &Piece, verdict: Verdict) {
+        self.random = next_random(self.random);
+        let moment = Moment { unix_us: process::unix_us(), random: self.random };
+        if let Some(Some(connection)) = self.guests.get_mut(piece.owner) {
+            let store = (&mut self.store, &mut self.joint);
+            connection.mend((piece, verdict), store, &self.common.shared, moment);
+        }
+    }
+
+    /// When something that others are in the way of is tried again.
+    fn next_attempt(&self) -> Option<Instant> {
+        let paused = self.paused.iter().map(|(next, _)| *next);
+        self.waiting.iter().map(|waiting| waiting.next).chain(paused).min()
     }
 
     /// Whether what waits is so much that nothing more is put off.
@@ -492,7 +520,7 @@ impl<S: Store> Worker<S> {
     /// Tries again to write what others were in the way of, as far as it is time. What comes out otherwise is carried out again with what is
     /// put off next.
     fn write_waiting(&mut self, now: Instant) {
-        if self.waiting.is_empty() && self.parked.is_empty() {
+        if self.waiting.is_empty() && self.parked.is_empty() && self.paused.is_empty() {
             return;
         }
         let common = Arc::clone(&self.common);
@@ -502,38 +530,33 @@ impl<S: Store> Worker<S> {
                 self.waiting.push(waiting);
                 continue;
             }
-            let owners: BTreeSet<usize> = waiting.joint.owners().collect();
-            // A poisoned lock protects nothing that could be torn: it only keeps commands apart.
-            let beside = common.alone.read().unwrap_or_else(PoisonError::into_inner);
-            let (left, rest) = match now.saturating_duration_since(waiting.since) < PATIENCE {
-                true => waiting.joint.write_at_once(&mut self.store, &common.shared),
-                false => (waiting.joint.give_up(&in_the_way()), Joint::default()),
+            over.extend(waiting.joint.owners());
+            let _beside = apart(&common.alone, false);
+            let left = match now.saturating_duration_since(waiting.since) < PATIENCE {
+                true => waiting.joint.write(&mut self.store, &common.shared),
+                false => waiting.joint.give_up(),
             };
             for (piece, verdict) in left {
-                self.random = next_random(self.random);
-                let moment = Moment { unix_us: process::unix_us(), random: self.random };
-                if let Some(Some(connection)) = self.guests.get_mut(piece.owner) {
-                    let store = (&mut self.store, Some(&mut self.joint));
-                    connection.mend((&piece, verdict), store, &common.shared, moment);
-                }
+                self.mend(&piece, verdict);
             }
-            drop(beside);
-            over.extend(owners);
-            if !rest.is_empty() {
+            if !waiting.joint.is_empty() {
                 let pause = (waiting.pause * 2).min(PAUSE_MAX);
-                self.waiting.push(Waiting { joint: rest, next: now + pause, pause, ..waiting });
+                self.waiting.push(Waiting { next: now + pause, pause, ..waiting });
             }
         }
         // Those that still wait for something stay.
         self.joined.extend(over);
         self.write_joint();
+        let mut again: Vec<usize> =
+            self.paused.extract_if(.., |(next, _)| *next <= now).map(|(_, place)| place).collect();
         if !self.is_crowded() {
-            for place in std::mem::take(&mut self.parked) {
-                if let Some(Some(connection)) = self.guests.get_mut(place) {
-                    connection.queued = false;
-                }
-                self.enqueue(place);
+            again.append(&mut self.parked);
+        }
+        for place in again {
+            if let Some(Some(connection)) = self.guests.get_mut(place) {
+                connection.queued = false;
             }
+            self.enqueue(place);
         }
     }
 
@@ -545,8 +568,7 @@ impl<S: Store> Worker<S> {
         }
         self.random = next_random(self.random);
         let moment = Moment { unix_us: process::unix_us(), random: self.random };
-        // A poisoned lock protects nothing that could be torn: it only keeps commands apart.
-        let _beside = self.common.alone.read().unwrap_or_else(PoisonError::into_inner);
+        let _beside = apart(&self.common.alone, false);
         // A store that fails now is asked again when the hash is changed the next time.
         self.folded = !self.common.shared.fold(&mut self.store, moment).unwrap_or(true);
     }
@@ -570,7 +592,7 @@ impl<S: Store> Worker<S> {
         for (place, guest) in self.guests.iter_mut().enumerate() {
             let Some(connection) = guest else { continue };
             // What it waits for is written, or given up, before it may go.
-            if connection.is_held_back() {
+            if connection.is_busy() {
                 continue;
             }
             let peer = connection.session().peer().clone();
@@ -668,7 +690,7 @@ impl<S: Store> Worker<S> {
                 continue;
             }
             for place in 0..self.guests.len() {
-                if self.guests[place].as_ref().is_some_and(|connection| !connection.owes()) {
+                if self.guests[place].as_ref().is_some_and(|guest| !guest.owes() && !guest.is_busy()) {
                     self.leave(place);
                 }
             }
@@ -676,8 +698,9 @@ impl<S: Store> Worker<S> {
             if self.guests.iter().all(Option::is_none) || left.is_zero() {
                 break;
             }
-            let next = self.waiting.iter().map(|waiting| waiting.next).min();
-            let left = next.map_or(left, |next| left.min(next.saturating_duration_since(Instant::now())));
+            let left = self
+                .next_attempt()
+                .map_or(left, |next| left.min(next.saturating_duration_since(Instant::now())));
             if self.poll.poll(&mut events, Some(left)).is_err() {
                 continue;
             }
@@ -691,12 +714,4 @@ impl<S: Store> Worker<S> {
             self.leave(place);
         }
     }
-}
-
-/// What is said of changes that have waited for too long.
-fn in_the_way() -> StoreError {
-    let seconds = PATIENCE.as_secs();
-    StoreError::Unavailable(format!(
-        "others have been in the way for {seconds} s: writers of the key, or the cleaning of its log"
-    ))
 }

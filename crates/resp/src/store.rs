@@ -96,6 +96,12 @@ pub enum StoreError {
     /// The store cannot be reached, or failed: the reason, as a sentence.
     #[error("ERR the store did not answer: {0}")]
     Unavailable(String),
+    /// Others are in the way of a change: writers of the key, or a store that cleans its log and has no room before that is done. It
+    /// has not been made, and may be tried again.
+    #[error(
+        "ERR the store did not answer: others have been in the way for too long: writers of the key, or the cleaning of its log"
+    )]
+    InTheWay,
     /// A stored value that this crate did not write.
     #[error("ERR the value of this key was not written by a Redis client: use the store's own")]
     Foreign,
@@ -139,10 +145,11 @@ pub trait Store {
         Ok(version)
     }
 
-    /// Writes a value if the condition holds; whether it did.
+    /// Writes a value if the condition holds; whether it did. As no change does, it does not wait for others who are in the way for longer
+    /// than an answer takes.
     ///
     /// # Errors
-    /// [`StoreError`]
+    /// [`StoreError`]; among them [`StoreError::InTheWay`].
     fn put(&mut self, key: Key<'_>, value: &[u8], condition: Condition) -> Result<bool, StoreError>;
 
     /// Reads several values at once: appends each to `values`, and to `found`, in the order of the keys, where it is (anything may
@@ -177,14 +184,6 @@ pub trait Store {
                 None => self.delete(*key, *condition),
             });
         }
-    }
-
-    /// The same, without waiting for others who are in the way for longer than an answer takes: `None` of what they are in the way of,
-    /// which has not been made, and may be tried again.
-    fn change_at_once(&mut self, changes: &[Change<'_>], done: &mut Vec<Option<Result<bool, StoreError>>>) {
-        let mut all = Vec::with_capacity(changes.len());
-        self.change_many(changes, &mut all);
-        done.extend(all.into_iter().map(Some));
     }
 
     /// Deletes a value if there is one and the condition holds; whether it did.
@@ -306,12 +305,6 @@ impl<S: Store + ?Sized> Store for Metered<'_, S> {
         let bytes = changes.iter().map(|change| change.value.map_or(0, <[u8]>::len)).sum();
         self.did(changes.len(), bytes);
         self.store.change_many(changes, done);
-    }
-
-    fn change_at_once(&mut self, changes: &[Change<'_>], done: &mut Vec<Option<Result<bool, StoreError>>>) {
-        let bytes = changes.iter().map(|change| change.value.map_or(0, <[u8]>::len)).sum();
-        self.did(changes.len(), bytes);
-        self.store.change_at_once(changes, done);
     }
 
     fn delete(&mut self, key: Key<'_>, condition: Condition) -> Result<bool, StoreError> {
