@@ -78,6 +78,8 @@ pub(crate) struct Connection {
     over: bool,
     /// Bytes that may still be drained.
     undrained: usize,
+    /// It has given back its buffers since its last turn.
+    pub(crate) is_relaxed: bool,
     /// It is among those of its worker that have a turn to come.
     pub(crate) queued: bool,
     /// Its last turn did all that a turn does, or has not made up for what one before did beyond that, which is the debt.
@@ -167,6 +169,7 @@ impl Connection {
             held: 0,
             over: false,
             undrained: DRAIN,
+            is_relaxed: false,
             queued: false,
             behind: false,
             debt: 0,
@@ -214,6 +217,7 @@ impl Connection {
 
     /// Gives back the memory that an idle connection keeps for its next turn: thousands of them are mostly idle.
     pub(crate) fn relax(&mut self, shared: &Shared) {
+        self.is_relaxed = true;
         if !self.owes() {
             self.output = Vec::new();
             self.sent = 0;
@@ -285,7 +289,7 @@ impl Connection {
             return After::Close;
         }
         let unanswered = self.decoder.pending() > 0 || self.readable && !self.leaving;
-        let over = self.ended || self.session.closing();
+        let over = self.ended || self.session.closing() || self.session.peer().killed();
         let unsent = self.owes() && self.writable;
         if unanswered || over || unsent || self.session.has_mail() { After::Again } else { After::Wait }
     }
@@ -307,6 +311,7 @@ impl Connection {
 
     /// Does what there is to do, within its share.
     pub(crate) fn turn<S: Store>(&mut self, with: &mut Turn<'_, S>) -> After {
+        self.is_relaxed = false;
         let after = self.go_on(with);
         if after != After::Full {
             let work = with.progress.work();
@@ -334,11 +339,11 @@ impl Connection {
         if self.held_back {
             return After::Wait;
         }
-        if self.session.peer().killed() && !self.is_busy() {
-            return After::Close;
-        }
         let receives = with.share / RECEIVED;
         loop {
+            if self.session.peer().killed() && !self.is_busy() {
+                return After::Close;
+            }
             self.take_mail(with);
             match self.carry_out(with) {
                 Ok(()) => {}
@@ -376,6 +381,9 @@ impl Connection {
             }
             if with.progress.carried_out >= with.share || with.progress.received >= receives {
                 return After::Again;
+            }
+            if self.session.peer().killed() {
+                continue;
             }
             if !self.readable || self.leaving {
                 return After::Wait;

@@ -8,6 +8,9 @@
 //! The store counts keys by their first byte, which is the database. FLUSHDB has it clear many at a time.
 
 use std::fmt::Display;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Duration;
 
 use remanence_kv::client::{
     Call, Change, Client, Error, Found, Get, Many, Operation, Peek, Progress, RemoteMemory, attend, peek,
@@ -93,8 +96,18 @@ pub trait Handle {
     /// [`StoreError`]
     fn clear(&mut self, first: Option<u8>, cursor: u64) -> Result<Option<u64>, StoreError>;
 
-    /// Does what the server may wait for: called some ten times a second.
-    fn rest(&mut self);
+    /// Does what the server may wait for: see [`Store::rest`].
+    fn rest(&mut self) -> Option<Duration>;
+
+    /// What becomes readable when the server waits for that: see [`Store::descriptor`].
+    fn descriptor(&mut self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    /// Whom the server wakes when it waits for that: see [`Store::wake_by`].
+    fn wake_by(&mut self, wake: Arc<dyn Fn() + Send + Sync>) {
+        drop(wake);
+    }
 
     /// What there is to say of the store, for INFO.
     fn facts(&mut self) -> Vec<(&'static str, String)> {
@@ -331,12 +344,13 @@ where
         }
     }
 
-    fn rest(&mut self) {
+    fn rest(&mut self) -> Option<Duration> {
         // What a busy client's writes carry along. A server that cannot be told is noticed by whoever needs it.
         if let Some(confirm) = self.client.poll_confirm() {
             let _ = self.carry_out(&mut Call::new(confirm));
         }
         let _ = self.attend();
+        None
     }
 }
 
@@ -585,8 +599,16 @@ impl<H: Handle> Store for Erda<H> {
         unreachable!("it has returned after so many pages")
     }
 
-    fn rest(&mut self) {
-        self.handle.rest();
+    fn rest(&mut self) -> Option<Duration> {
+        self.handle.rest()
+    }
+
+    fn descriptor(&mut self) -> Option<BorrowedFd<'_>> {
+        self.handle.descriptor()
+    }
+
+    fn wake_by(&mut self, wake: Arc<dyn Fn() + Send + Sync>) {
+        self.handle.wake_by(wake);
     }
 
     fn facts(&mut self) -> Vec<(&'static str, String)> {

@@ -5,6 +5,8 @@
 //! Such a worker becomes a new client. It reads again, then; of a write that failed so nobody says whether it happened.
 
 use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
 
 use remanence_kv::client::{Client, Found, Peek};
 use remanence_kv_live::{Local, Locals};
@@ -17,6 +19,7 @@ pub struct Near {
     locals: Locals,
     locations: usize,
     parts: Parts<Local>,
+    wake: Option<Arc<dyn Fn() + Send + Sync>>,
 }
 
 impl fmt::Debug for Near {
@@ -29,8 +32,12 @@ impl Near {
     /// For one thread; it keeps so many locations.
     #[must_use]
     pub fn connect(locals: &Locals, locations: usize) -> Erda<Self> {
+        Erda::over(Self::new(locals, locations))
+    }
+
+    fn new(locals: &Locals, locations: usize) -> Self {
         let (client, local) = locals.connect(locations);
-        Erda::over(Self { locals: locals.clone(), locations, parts: Parts::new(client, local) })
+        Self { locals: locals.clone(), locations, parts: Parts::new(client, local), wake: None }
     }
 
     /// What the client does, and counts.
@@ -43,8 +50,9 @@ impl Near {
     fn begins_anew(&mut self) -> bool {
         let cut_off = self.parts.remote().is_cut_off();
         if cut_off {
-            let (client, local) = self.locals.connect(self.locations);
-            self.parts = Parts::new(client, local);
+            let wake = self.wake.take();
+            *self = Self::new(&self.locals, self.locations);
+            wake.into_iter().for_each(|wake| self.wake_by(wake));
         }
         cut_off
     }
@@ -113,15 +121,20 @@ impl Handle for Near {
         self.change(|parts| parts.clear(first, cursor))
     }
 
-    fn rest(&mut self) {
+    fn rest(&mut self) -> Option<Duration> {
         self.begins_anew();
-        self.parts.rest();
+        self.parts.rest()
+    }
+
+    fn wake_by(&mut self, wake: Arc<dyn Fn() + Send + Sync>) {
+        self.parts.remote().wake_by(Arc::clone(&wake));
+        self.wake = Some(wake);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, Instant};
+    use std::time::Instant;
 
     use remanence_kv_live::{Server, ServerOptions, Stop};
     use remanence_verbs::{Context, Options};
@@ -147,10 +160,7 @@ mod tests {
         let over = Stop::new();
         let stop = over.clone();
         let serving = std::thread::spawn(move || server.run(&stop));
-        test(&|| {
-            let (client, local) = locals.connect(16);
-            Near { locals: locals.clone(), locations: 16, parts: Parts::new(client, local) }
-        });
+        test(&|| Near::new(&locals, 16));
         over.ask();
         serving.join().expect("the server's thread").expect("it served");
     }
@@ -183,6 +193,26 @@ mod tests {
     #[test]
     fn a_worker_that_was_cut_off_becomes_a_new_client() {
         with_store("127.9.41.1", Duration::from_millis(50), begins_anew);
+    }
+
+    #[test]
+    fn an_idle_worker_is_woken_when_the_server_waits_for_it() {
+        with_store("127.9.41.3", Duration::from_secs(60), |new| {
+            let (mut idle, mut busy) = (new(), new());
+            let (wakes, woken) = std::sync::mpsc::channel();
+            idle.wake_by(Arc::new(move || _ = wakes.send(())));
+            let since = Instant::now();
+            // Several times what fits, so that the log is cleaned; that is over when everybody has said that he knows of it.
+            for _ in 0..3 {
+                while woken.try_recv().is_err() {
+                    assert!(since.elapsed() < PATIENCE, "it is not told");
+                    let _ = put(&mut busy, b"changed", &[1; 32 << 10]);
+                    busy.rest();
+                }
+                idle.rest();
+            }
+            assert!(!idle.parts.remote().is_cut_off());
+        });
     }
 
     fn begins_anew(new: &dyn Fn() -> Near) {

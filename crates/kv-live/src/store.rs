@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use remanence_verbs::Context;
@@ -143,7 +144,7 @@ impl Store {
         members: &[SocketAddr],
         options: &ConnectOptions,
     ) -> Result<Vec<(String, Said)>, Error> {
-        Members::find(&reactor(context)?, members, options)?.stats()
+        Members::find(&reactor(context, options)?, members, options)?.stats()
     }
 
     /// What each member of the store says of itself, in their order, or why it does not; empty if the store lies on one
@@ -537,6 +538,13 @@ impl Store {
     /// The server cannot be reached.
     pub fn compact(&mut self) -> Result<(), Error> {
         self.repeat(|store| store.session.ask(What::Compact, &[]).map(drop))
+    }
+
+    /// The connection's descriptor, if it was connected with [one](ConnectOptions::descriptor): it becomes readable when something comes, until
+    /// this is called again. What came before does not count: who is to sleep has it [rest](Self::rest) behind this call.
+    #[must_use]
+    pub fn arm(&self) -> Option<BorrowedFd<'_>> {
+        self.session.reactor().arm()
     }
 
     /// Does what the server may wait for: to be called now and then while idle, at least once per

@@ -19,7 +19,8 @@ use crate::parts::{self, Applied, Folded};
 use crate::protocol::{Decoder, Limits, Request, Run, Version, Writer};
 use crate::stats::Stats;
 use crate::store::{Fetched, Key, Store, StoreError};
-use crate::value::UnixMs;
+use crate::sweep::Round;
+use crate::value::{Head, UnixMs};
 
 /// The version of Redis whose commands and texts these are.
 pub const REDIS_VERSION: &str = "7.0.15";
@@ -137,6 +138,8 @@ pub struct ConnectionInfo {
     /// One more than the number of the last command.
     last_command: AtomicU16,
     killed: AtomicBool,
+    /// Tells the thread that serves it.
+    bell: Option<Arc<dyn Bell>>,
     /// Channels and patterns that it has subscribed to.
     subscribed: [AtomicUsize; 2],
 }
@@ -156,7 +159,11 @@ impl ConnectionInfo {
 
     /// Asks for its end; `false`: somebody has before.
     pub(crate) fn kill(&self) -> bool {
-        !self.killed.swap(true, Ordering::Relaxed)
+        let is_first = !self.killed.swap(true, Ordering::SeqCst);
+        if is_first && let Some(bell) = &self.bell {
+            bell.ring();
+        }
+        is_first
     }
 
     /// It has subscribed to so many channels and patterns.
@@ -242,6 +249,9 @@ pub struct Shared {
     folds: Mutex<Folds>,
     leaving: Mutex<Leavings>,
     leaving_due: AtomicBool,
+    /// From when on there is something to sweep, milliseconds of Unix time.
+    sweep_due: AtomicI64,
+    has_parts: AtomicBool,
     /// How many hashes wait for that.
     folds_due: AtomicUsize,
 }
@@ -312,6 +322,9 @@ impl Shared {
             folds: Mutex::default(),
             leaving: Mutex::default(),
             leaving_due: AtomicBool::new(false),
+            // What others have left, at once.
+            sweep_due: AtomicI64::new(i64::MIN),
+            has_parts: AtomicBool::new(false),
             folds_due: AtomicUsize::new(0),
         }
     }
@@ -355,8 +368,41 @@ impl Shared {
         self.folds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The key has this value now: if it is a hash with many changes, they are to be [folded](Self::fold).
+    /// From this time on there is something to [sweep](crate::sweep).
+    pub fn sweep_by(&self, at: UnixMs) {
+        if at < self.sweep_due() {
+            self.sweep_due.fetch_min(at, Ordering::SeqCst);
+        }
+    }
+
+    /// When there is something to sweep; the largest number if that is not known.
+    #[must_use]
+    pub fn sweep_due(&self) -> UnixMs {
+        self.sweep_due.load(Ordering::SeqCst)
+    }
+
+    /// A round begins: what is told from here on is for the next one.
+    pub fn sweeps(&self) {
+        self.sweep_due.store(i64::MAX, Ordering::SeqCst);
+    }
+
+    /// A round is over.
+    pub fn swept(&self, round: Round) {
+        self.has_parts.store(round.has_parts, Ordering::Relaxed);
+        round.soonest.into_iter().for_each(|at| self.sweep_by(at));
+    }
+
+    /// Whether there are parts of hashes, which may be left behind.
+    #[must_use]
+    pub fn has_parts(&self) -> bool {
+        self.has_parts.load(Ordering::Relaxed)
+    }
+
+    /// The key has this value now: it may expire, and if it is a hash with many changes, they are to be [folded](Self::fold).
     pub(crate) fn fold_if_due(&self, key: Key<'_>, value: &[u8]) {
+        if let Ok((Head { expires: Some(at), .. }, _)) = Head::parse(value) {
+            self.sweep_by(at.saturating_add(1));
+        }
         if !parts::due(value, self.config.hash_whole) {
             return;
         }
@@ -382,6 +428,7 @@ impl Shared {
         let mut all = self.leaving.lock().unwrap_or_else(PoisonError::into_inner);
         if all.new.len() + all.due.len() < LEAVING_MAX {
             all.new.push(leaving);
+            self.sweep_by(i64::MIN);
         }
     }
 
@@ -465,6 +512,7 @@ impl Shared {
             (name, applied)
         };
         let key = Key { space: name[0], name: &name[1..] };
+        self.has_parts.store(true, Ordering::Relaxed);
         let folded = parts::fold(store, key, self.config.hash_whole, moment, applied);
         let mut folds = self.folds();
         folds.at.remove(&name);
@@ -644,6 +692,7 @@ impl Session {
         now_us: i64,
         bell: Option<Box<dyn Bell>>,
     ) -> Self {
+        let bell: Option<Arc<dyn Bell>> = bell.map(Arc::from);
         let peer = Arc::new(ConnectionInfo {
             id: shared.next_id.fetch_add(1, Ordering::Relaxed),
             address: address.to_owned(),
@@ -655,6 +704,7 @@ impl Session {
             last_us: AtomicI64::new(now_us),
             last_command: AtomicU16::new(0),
             killed: AtomicBool::new(false),
+            bell: bell.clone(),
             subscribed: Default::default(),
         });
         shared.peers().insert(peer.id, peer.clone());

@@ -8,6 +8,9 @@
 //! A handle belongs to one thread; threads have handles of their own on one store.
 
 use std::ops::Range;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Duration;
 
 /// Bytes from the start of a value that [`Store::head`] and [`Store::scan`] give: enough to tell what it is and when it
 /// expires.
@@ -211,8 +214,22 @@ pub trait Store {
         random
     }
 
-    /// Does what can wait, if anything does: called some ten times a second. What fails here fails the next operation.
-    fn rest(&mut self) {}
+    /// Does what can wait, if anything does: called a tenth of a second or so after something was done, and when the store [wants](Self::wake_by)
+    /// it; and in so much time, if a time comes back, though nothing is done. What fails here fails the next operation.
+    fn rest(&mut self) -> Option<Duration> {
+        None
+    }
+
+    /// From here on the store calls this, from whatever thread, when it wants to be [given a rest](Self::rest) though nobody does anything.
+    fn wake_by(&mut self, wake: Arc<dyn Fn() + Send + Sync>) {
+        drop(wake);
+    }
+
+    /// A descriptor that becomes readable when the store wants to be [given a rest](Self::rest), if it has one: to be asked for before each
+    /// rest.
+    fn descriptor(&mut self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 
     /// What there is to say of the store in INFO: names, as Redis would write them, and values. The section is left out if there
     /// is nothing.
@@ -332,8 +349,8 @@ impl<S: Store + ?Sized> Store for Metered<'_, S> {
         self.store.anywhere(random)
     }
 
-    fn rest(&mut self) {
-        self.store.rest();
+    fn rest(&mut self) -> Option<Duration> {
+        self.store.rest()
     }
 
     fn facts(&mut self) -> Vec<(&'static str, String)> {

@@ -42,6 +42,8 @@ impl<S: Store> Host<S> {
             alone: RwLock::default(),
             turn: Mutex::default(),
             contended: AtomicUsize::new(0),
+            sweeps_at: AtomicI64::new(i64::MIN),
+            rates: Mutex::default(),
         };
         let worker = Worker::new(0, poll, inbox, store, Arc::new(common));
         Self { worker, events: Events::with_capacity(1024) }
@@ -73,7 +75,7 @@ impl<S: Store> Host<S> {
     /// One round; how many commands it carried out.
     fn round(&mut self) -> u64 {
         let before = self.commands();
-        self.worker.gather(&mut self.events, Duration::ZERO);
+        self.worker.gather(&mut self.events, Some(Duration::ZERO));
         self.worker.serve();
         self.worker.write_joint();
         // Nobody waits for the pauses between attempts.
@@ -612,4 +614,62 @@ fn what_is_said_to_a_connection_without_replies_waits_too_and_a_connection_that_
         host.worker.leave(2);
         assert!(!host.worker.common.shared.has_holds());
     }
+}
+
+#[test]
+fn an_idle_worker_has_nothing_to_wake_up_for() {
+    let mut host = Host::new();
+    host.worker.listeners = Some(Listeners::default());
+    let clients: Vec<_> = (0..10).map(|_| host.known()).collect();
+    let idles = |host: &mut Host| {
+        let mut dues = 0;
+        while let Some(due) = host.worker.next_due(Instant::now()) {
+            // As if that was long ago.
+            for connection in host.worker.guests.iter().flatten() {
+                connection.session().peer().touch(process::unix_us() - 2 * RELAX.as_micros() as i64);
+            }
+            host.worker.on_time(due);
+            dues += 1;
+            assert!(dues < 10, "it wakes up for ever");
+        }
+        assert!(!host.worker.has_work());
+        dues
+    };
+    // A rest of the store, a look at the connections, a round of the sweep.
+    assert!(idles(&mut host) > 2);
+    assert_eq!(idles(&mut host), 0);
+    let mut client = host.known();
+    client.feed(b"SET key value PX 1\r\nSET other value PX 100000\r\n");
+    while client.read().is_empty() {
+        host.round();
+    }
+    assert!(host.worker.common.shared.sweep_due() <= process::unix_ms() + 2, "and one for what expires");
+    drop(clients);
+}
+
+#[test]
+fn who_is_killed_goes_at_once_and_its_command_is_carried_out_before() {
+    let is = Rc::new(Cell::new(true));
+    let mut host = Host::over(Obstructed { store: MemoryStore::default(), is: Rc::clone(&is) });
+    let (mut silent, mut busy, mut good) = (host.known(), host.known(), host.known());
+    busy.feed(b"MSET free 1 way 2\r\n");
+    silent.feed(b"CLIENT ID\r\n");
+    host.round();
+    let ids = ["1", "2"];
+    assert_eq!(silent.read(), b":1\r\n");
+    for id in ids {
+        good.feed(format!("CLIENT KILL ID {id}\r\n").as_bytes());
+        host.round();
+        assert_eq!(good.read(), b":1\r\n");
+    }
+    host.round();
+    let there = |host: &Host<Obstructed>, place: usize| host.worker.guests[place].is_some();
+    assert!(!there(&host, 0) && there(&host, 1));
+    is.set(false);
+    while there(&host, 1) {
+        host.round();
+    }
+    good.feed(b"MGET free way\r\n");
+    host.round();
+    assert_eq!(good.read(), b"*2\r\n$1\r\n1\r\n$1\r\n2\r\n");
 }
