@@ -3,16 +3,19 @@
 //! A turn carries out what has been received, sends what that gave, and receives more, until nothing is left to do or the
 //! turn has done its [share](Turn::share) of work, so that one busy client does not keep the others waiting. Replies of a pipeline are sent
 //! together, and plain GETs that follow each other go to the store together. Commands that change a key are put off: a worker gives
-//! the store what all its connections have changed at once, and only then sends them their replies. A client that does not read its replies is not read from: what it has sent stays where it is, in the end in
+//! the store what all its connections have changed at once, and only then sends them their replies. A command that others are in the way of
+//! waits with its connection, and so does one whose key another command holds. A client that does not read its replies is not read from: what it has sent stays where it is, in the end in
 //! the client's own socket.
 
 use std::io::{self, ErrorKind, Read as _, Write as _};
-use std::sync::{PoisonError, RwLock};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::Duration;
 
-use remanence_resp::command::Command;
-use remanence_resp::engine::{Isolation, Joins, Long, Moment, Session, Shared, alike, isolation, joins};
+use remanence_resp::engine::{
+    Isolation, Joins, Long, Moment, Part, Session, Shared, alike, isolation, joins,
+};
 use remanence_resp::joint::{Joint, Mended, Piece, Verdict};
-use remanence_resp::protocol::{Decoder, Limits, Run};
+use remanence_resp::protocol::{Decoder, Limits};
 use remanence_resp::store::Store;
 
 use crate::process;
@@ -61,8 +64,12 @@ pub(crate) struct Connection {
     run_max: usize,
     /// Commands of its were put off: nothing is sent until the store has taken what they changed.
     held_back: bool,
-    /// A command that goes over all keys, a part each turn.
+    /// A command that is carried out a part each turn.
     long: Option<Long>,
+    /// The keys of a command on several that waits for others, and is carried out again as a whole.
+    hold: Option<u64>,
+    /// How long it waits between two attempts.
+    pub(crate) pause: Duration,
     /// Replies to those that came out otherwise.
     mended: Mended,
     /// Bytes that are counted as its share of what all connections hold.
@@ -71,6 +78,8 @@ pub(crate) struct Connection {
     over: bool,
     /// Bytes that may still be drained.
     undrained: usize,
+    /// It has given back its buffers since its last turn.
+    pub(crate) is_relaxed: bool,
     /// It is among those of its worker that have a turn to come.
     pub(crate) queued: bool,
     /// Its last turn did all that a turn does, or has not made up for what one before did beyond that, which is the debt.
@@ -130,6 +139,8 @@ pub(crate) enum After {
     /// A command cannot be put off for lack of room: when those that were are written, the turn goes on. Where others are in the way of
     /// these, it is another turn.
     Full,
+    /// Others are in the way of a command, which is to be tried again a little later.
+    InTheWay,
     /// The connection is over.
     Close,
 }
@@ -152,10 +163,13 @@ impl Connection {
             run_max: RUN / 4,
             held_back: false,
             long: None,
+            hold: None,
+            pause: Duration::ZERO,
             mended: Mended::default(),
             held: 0,
             over: false,
             undrained: DRAIN,
+            is_relaxed: false,
             queued: false,
             behind: false,
             debt: 0,
@@ -168,7 +182,13 @@ impl Connection {
     }
 
     /// It is gone.
-    pub(crate) fn close(self, shared: &Shared) {
+    pub(crate) fn close(mut self, shared: &Shared) {
+        if let Some(long) = &mut self.long {
+            long.give_back(shared);
+        }
+        if let Some(hold) = self.hold {
+            shared.give_back(hold);
+        }
         shared.holds(self.held, 0);
         self.session.close(shared);
     }
@@ -197,6 +217,7 @@ impl Connection {
 
     /// Gives back the memory that an idle connection keeps for its next turn: thousands of them are mostly idle.
     pub(crate) fn relax(&mut self, shared: &Shared) {
+        self.is_relaxed = true;
         if !self.owes() {
             self.output = Vec::new();
             self.sent = 0;
@@ -251,7 +272,7 @@ impl Connection {
     pub(crate) fn mend<S: Store>(
         &mut self,
         (piece, verdict): (&Piece, Verdict),
-        store: (&mut S, Option<&mut Joint>),
+        store: (&mut S, &mut Joint),
         shared: &Shared,
         moment: Moment,
     ) {
@@ -268,14 +289,14 @@ impl Connection {
             return After::Close;
         }
         let unanswered = self.decoder.pending() > 0 || self.readable && !self.leaving;
-        let over = self.ended || self.session.closing();
+        let over = self.ended || self.session.closing() || self.session.peer().killed();
         let unsent = self.owes() && self.writable;
         if unanswered || over || unsent || self.session.has_mail() { After::Again } else { After::Wait }
     }
 
-    /// Whether commands of its were put off, and are not answered.
-    pub(crate) const fn is_held_back(&self) -> bool {
-        self.held_back
+    /// Whether a command of its has begun, and is not over.
+    pub(crate) const fn is_busy(&self) -> bool {
+        self.held_back || self.long.is_some() || self.session.is_waiting()
     }
 
     /// Whether it comes behind those that want little.
@@ -290,6 +311,7 @@ impl Connection {
 
     /// Does what there is to do, within its share.
     pub(crate) fn turn<S: Store>(&mut self, with: &mut Turn<'_, S>) -> After {
+        self.is_relaxed = false;
         let after = self.go_on(with);
         if after != After::Full {
             let work = with.progress.work();
@@ -317,21 +339,23 @@ impl Connection {
         if self.held_back {
             return After::Wait;
         }
-        if self.session.peer().killed() {
-            return After::Close;
-        }
         let receives = with.share / RECEIVED;
         loop {
+            if self.session.peer().killed() && !self.is_busy() {
+                return After::Close;
+            }
             self.take_mail(with);
             match self.carry_out(with) {
                 Ok(()) => {}
                 Err(Pause::PutOff) => return After::Joint,
                 Err(Pause::Full) => return After::Full,
+                Err(Pause::InTheWay) => {
+                    return if self.send(with) { After::InTheWay } else { After::Close };
+                }
                 Err(Pause::Throttled) => {
                     // Not before what waits has been sent: is there room now?
-                    match self.flush(with.shared) {
-                        Ok(sent) => with.progress.sent += sent,
-                        Err(_) => return After::Close,
+                    if !self.send(with) {
+                        return After::Close;
                     }
                     if self.output.len() - self.sent > with.output_high {
                         if !self.throttled {
@@ -344,9 +368,8 @@ impl Connection {
                 }
             }
             self.throttled = false;
-            match self.flush(with.shared) {
-                Ok(sent) => with.progress.sent += sent,
-                Err(_) => return After::Close,
+            if !self.send(with) {
+                return After::Close;
             }
             let unsent = self.owes() && self.writable;
             if unsent || self.long.is_some() || self.takes_mail(with.output_high) {
@@ -359,6 +382,9 @@ impl Connection {
             if with.progress.carried_out >= with.share || with.progress.received >= receives {
                 return After::Again;
             }
+            if self.session.peer().killed() {
+                continue;
+            }
             if !self.readable || self.leaving {
                 return After::Wait;
             }
@@ -369,6 +395,20 @@ impl Connection {
                 Err(_) => return After::Close,
             }
         }
+    }
+
+    /// Sends what there is to send; whether the connection goes on. One that takes nothing any more does until the command that has begun is over:
+    /// that is not left in the middle.
+    fn send<S>(&mut self, with: &mut Turn<'_, S>) -> bool {
+        match self.flush(with.shared) {
+            Ok(sent) => with.progress.sent += sent,
+            Err(_) => {
+                self.output.clear();
+                (self.sent, self.ended) = (0, true);
+                return self.is_busy();
+            }
+        }
+        true
     }
 
     /// Whether there are messages of channels for it, and it is not behind with its replies: behind them they wait.
@@ -411,9 +451,7 @@ impl Connection {
     fn carry_out<S: Store>(&mut self, with: &mut Turn<'_, S>) -> Result<(), Pause> {
         let mut now = None;
         if self.long.is_some() {
-            if !self.part(with) {
-                // Others are served before it goes on.
-                with.progress.carried_out += with.share;
+            if !self.part(with)? {
                 return Ok(());
             }
             with.progress.carried_out += self.session.take_work();
@@ -445,27 +483,40 @@ impl Connection {
                     let (owed, held, runs) = (self.output.len(), self.held, run.len());
                     self.long = self.session.begin(&run.request(0), with.store, with.shared, moment);
                     if self.long.is_some() {
-                        match self.part(with) {
-                            true => {
-                                with.progress.carried_out += self.session.take_work().max(COMMAND);
-                                now = None;
-                                continue;
-                            }
-                            false => {
-                                with.progress.carried_out += with.share;
-                                return Ok(());
-                            }
+                        if !self.part(with)? {
+                            return Ok(());
                         }
+                        with.progress.carried_out += self.session.take_work().max(COMMAND);
+                        now = None;
+                        continue;
                     }
+                    let is_alone = !joined && isolation(&run.request(0)) == Isolation::Alone;
+                    let apart = apart(with.alone, is_alone);
+                    if self.hold.is_none() && self.session.is_barred(&run, with.shared) {
+                        self.decoder.unread();
+                        return Err(if self.held_back { Pause::PutOff } else { Pause::InTheWay });
+                    }
+                    let (shared, out) = (with.shared, &mut self.output);
                     let command = match joined {
                         true => {
                             self.held_back = true;
                             let store = (&mut *with.store, &mut *with.joint);
-                            let (request, out) = (run.request(0), &mut self.output);
-                            self.session.execute_joined(with.place, &request, store, with.shared, moment, out)
+                            let request = run.request(0);
+                            self.session.execute_joined(with.place, &request, store, shared, moment, out)
                         }
-                        false => carry_out_run(&mut self.session, &run, with, moment, &mut self.output),
+                        false => self.session.execute_run(&run, with.store, shared, moment, out),
                     };
+                    if self.session.is_waiting() {
+                        if is_alone && self.hold.is_none() {
+                            self.hold = Some(self.session.hold(&run.request(0), shared));
+                        }
+                        self.decoder.unread();
+                        return Err(Pause::InTheWay);
+                    }
+                    if let Some(hold) = self.hold.take() {
+                        shared.give_back(hold);
+                    }
+                    drop(apart);
                     // Replies to requests that are carried out together are in memory together.
                     let each = (self.output.len() - owed) / runs;
                     self.run_max = (with.output_high / (each + 1)).clamp(1, RUN);
@@ -497,32 +548,41 @@ impl Connection {
         if self.held_back { Err(Pause::PutOff) } else { Ok(()) }
     }
 
-    /// Carries out a part of the command that goes over all keys; whether it is over.
-    fn part<S: Store>(&mut self, with: &mut Turn<'_, S>) -> bool {
-        let Some(mut long) = self.long.take() else { return true };
+    /// Carries out a part of the command that is carried out in parts; whether it is over. If not, others are served before it goes on.
+    fn part<S: Store>(&mut self, with: &mut Turn<'_, S>) -> Result<bool, Pause> {
+        let Some(mut long) = self.long.take() else { return Ok(true) };
         let (owed, held, start) = (self.output.len(), self.held, process::unix_us());
         *with.random = next_random(*with.random);
         let moment = Moment { unix_us: start, random: *with.random };
-        // A poisoned lock protects nothing that could be torn: it only keeps commands apart.
-        let (alone, beside) = match long.alone() {
-            true => (Some(with.alone.write().unwrap_or_else(PoisonError::into_inner)), None),
-            false => (None, Some(with.alone.read().unwrap_or_else(PoisonError::into_inner))),
-        };
-        let over = self.session.go_on(&mut long, with.store, with.shared, moment, &mut self.output);
-        drop((alone, beside));
+        let apart = apart(with.alone, long.alone());
+        if long.is_barred(with.shared) {
+            self.long = Some(long);
+            return Err(Pause::InTheWay);
+        }
+        let part = self.session.go_on(&mut long, with.store, with.shared, moment, &mut self.output);
+        drop(apart);
         let took = process::unix_us().saturating_sub(start).max(0) as u64;
         with.shared.stats.of(long.id()).microseconds.add(took);
-        if !over {
+        if part != Part::Last {
             self.long = Some(long);
         }
         self.tell_held(with.shared);
-        if self.held > held.max(SMALL) && with.shared.client_memory() > with.memory as u64 {
+        // What is one moment is not left in the middle.
+        let may_end = self.long.as_ref().is_none_or(|long| !long.is_one_moment());
+        if may_end && self.held > held.max(SMALL) && with.shared.client_memory() > with.memory as u64 {
             self.long = None;
             self.output.truncate(owed);
             self.turn_away(with.shared);
-            return true;
+            return Ok(true);
         }
-        over
+        match part {
+            Part::Last => Ok(true),
+            Part::Waits => Err(Pause::InTheWay),
+            Part::More => {
+                with.progress.carried_out += with.share;
+                Ok(false)
+            }
+        }
     }
 
     /// Sends what waits, as far as the socket takes it, and no more than a turn sends; how much.
@@ -562,24 +622,14 @@ impl Connection {
     }
 }
 
-/// Carries out what is not put off.
-fn carry_out_run<S: Store>(
-    session: &mut Session,
-    run: &Run<'_>,
-    with: &mut Turn<'_, S>,
-    moment: Moment,
-    out: &mut Vec<u8>,
-) -> Option<&'static Command> {
-    // A poisoned lock protects nothing that could be torn: it only keeps commands apart.
-    match isolation(&run.request(0)) {
-        Isolation::Together => {
-            let _beside = with.alone.read().unwrap_or_else(PoisonError::into_inner);
-            session.execute_run(run, with.store, with.shared, moment, out)
-        }
-        Isolation::Alone => {
-            let _alone = with.alone.write().unwrap_or_else(PoisonError::into_inner);
-            session.execute_run(run, with.store, with.shared, moment, out)
-        }
+type Apart<'l> = (Option<RwLockWriteGuard<'l, ()>>, Option<RwLockReadGuard<'l, ()>>);
+
+/// Keeps commands apart, as long as this lasts: nothing runs beside one that is alone.
+pub(crate) fn apart(lock: &RwLock<()>, is_alone: bool) -> Apart<'_> {
+    // A poisoned lock protects nothing that could be torn.
+    match is_alone {
+        true => (Some(lock.write().unwrap_or_else(PoisonError::into_inner)), None),
+        false => (None, Some(lock.read().unwrap_or_else(PoisonError::into_inner))),
     }
 }
 
@@ -591,6 +641,8 @@ enum Pause {
     PutOff,
     /// There is no room for another one to be put off, and none of its own were.
     Full,
+    /// Others are in the way.
+    InTheWay,
 }
 
 /// A step of splitmix64's sequence.

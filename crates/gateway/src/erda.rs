@@ -8,6 +8,9 @@
 //! The store counts keys by their first byte, which is the database. FLUSHDB has it clear many at a time.
 
 use std::fmt::Display;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Duration;
 
 use remanence_kv::client::{
     Call, Change, Client, Error, Found, Get, Many, Operation, Peek, Progress, RemoteMemory, attend, peek,
@@ -71,26 +74,9 @@ pub trait Handle {
     /// Several values, under one doorbell.
     fn get_many(&mut self, names: &[Vec<u8>]) -> Vec<Result<Option<Found>, StoreError>>;
 
-    /// Writes a value if the condition holds; whether it did.
-    ///
-    /// # Errors
-    /// [`StoreError`]
-    fn put(&mut self, name: &[u8], value: &[u8], expect: Expect) -> Result<bool, StoreError>;
-
-    /// Writes and deletes several values of different names: one message, one doorbell, one flush. Of each, what
-    /// [`put`](Self::put) or [`delete`](Self::delete) would say.
+    /// Writes and deletes several values of different names: one message, one doorbell, one flush. Of each, whether its condition held, and, of
+    /// a deletion, whether there was a value. It does not wait for others: [`StoreError::InTheWay`] of what they are in the way of.
     fn change_many(&mut self, changes: &[NamedChange<'_>]) -> Vec<Result<bool, StoreError>>;
-
-    /// The same, without waiting for others who are in the way: `None` of what they are in the way of, which has not been made.
-    fn change_at_once(&mut self, changes: &[NamedChange<'_>]) -> Vec<Option<Result<bool, StoreError>>> {
-        self.change_many(changes).into_iter().map(Some).collect()
-    }
-
-    /// Deletes a value if there is one and the condition holds; whether it did.
-    ///
-    /// # Errors
-    /// [`StoreError`]
-    fn delete(&mut self, name: &[u8], expect: Expect) -> Result<bool, StoreError>;
 
     /// Some names from a cursor on, and where to go on.
     ///
@@ -110,8 +96,18 @@ pub trait Handle {
     /// [`StoreError`]
     fn clear(&mut self, first: Option<u8>, cursor: u64) -> Result<Option<u64>, StoreError>;
 
-    /// Does what the server may wait for: called some ten times a second.
-    fn rest(&mut self);
+    /// Does what the server may wait for: see [`Store::rest`].
+    fn rest(&mut self) -> Option<Duration>;
+
+    /// What becomes readable when the server waits for that: see [`Store::descriptor`].
+    fn descriptor(&mut self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    /// Whom the server wakes when it waits for that: see [`Store::wake_by`].
+    fn wake_by(&mut self, wake: Arc<dyn Fn() + Send + Sync>) {
+        drop(wake);
+    }
 
     /// What there is to say of the store, for INFO.
     fn facts(&mut self) -> Vec<(&'static str, String)> {
@@ -212,9 +208,7 @@ where
                 match many.step(&mut self.client, self.remote.now(), std::mem::take(&mut completions)) {
                     Progress::Done(outcomes) => break outcomes.into_iter().map(Some).collect(),
                     Progress::Post(verbs) => self.remote.post(verbs).map(|done| completions = done),
-                    Progress::Again
-                        if many.outcomes().all(|(one, done)| done.is_some() || !one.is_writing()) =>
-                    {
+                    Progress::Again if many.is_stopped() => {
                         let outcomes = many.outcomes().map(|(_, done)| done.cloned()).collect();
                         many.cancel(&mut self.client);
                         break outcomes;
@@ -240,18 +234,6 @@ where
         put_all(&mut self.client, &mut self.remote, puts, &mut done)
             .map_err(|error| StoreError::Unavailable(error.to_string()))?;
         Ok(done)
-    }
-
-    /// One change. It is as many, but for what those take to be counted.
-    fn change(&mut self, change: NamedChange<'_>) -> Result<bool, StoreError> {
-        let NamedChange { name, value, expect } = change;
-        let expires = value.map_or(0, |value| self.ends(value));
-        let inline = Inline { key: name, value, expires, expect };
-        let outcome = match self.put_at_once(&[inline])?.pop() {
-            Some(Some(outcome)) => outcome,
-            _ => self.carry_out(&mut Change::new(&inline))?,
-        };
-        changed(&change, outcome)
     }
 
     /// Takes the newest view if the server has told of one: it may wait for everybody to have it.
@@ -310,38 +292,7 @@ where
         }
     }
 
-    fn put(&mut self, name: &[u8], value: &[u8], expect: Expect) -> Result<bool, StoreError> {
-        self.change(NamedChange { name, value: Some(value), expect })
-    }
-
     fn change_many(&mut self, changes: &[NamedChange<'_>]) -> Vec<Result<bool, StoreError>> {
-        let mut inlines = Vec::with_capacity(changes.len());
-        for &NamedChange { name: key, value, expect } in changes {
-            let expires = value.map_or(0, |value| self.ends(value));
-            inlines.push(Inline { key, value, expires, expect });
-        }
-        let done = match self.put_at_once(&inlines) {
-            Err(error) => return changes.iter().map(|_| Err(error.clone())).collect(),
-            Ok(done) => done,
-        };
-        let left = inlines.iter().zip(&done).filter(|(_, done)| done.is_none());
-        let left: Vec<Change> = left.map(|(inline, _)| Change::new(inline)).collect();
-        let mut rest = match left.is_empty() {
-            true => Ok(Vec::new().into_iter()),
-            false => self.carry_out(&mut Many::new(left)).map(Vec::into_iter),
-        };
-        let one = |(done, change): (Option<_>, &NamedChange<'_>)| {
-            let outcome = match (done, &mut rest) {
-                (Some(outcome), _) => outcome,
-                (None, Ok(rest)) => rest.next().expect("one for each that was left"),
-                (None, Err(error)) => return Err(error.clone()),
-            };
-            changed(change, outcome)
-        };
-        done.into_iter().zip(changes).map(one).collect()
-    }
-
-    fn change_at_once(&mut self, changes: &[NamedChange<'_>]) -> Vec<Option<Result<bool, StoreError>>> {
         let mut inlines = Vec::with_capacity(changes.len());
         for &NamedChange { name: key, value, expect } in changes {
             let expires = value.map_or(0, |value| self.ends(value));
@@ -354,19 +305,15 @@ where
             Ok((done, rest))
         });
         let (done, rest) = match made {
-            Err(error) => return changes.iter().map(|_| Some(Err(error.clone()))).collect(),
+            Err(error) => return changes.iter().map(|_| Err(error.clone())).collect(),
             Ok(made) => made,
         };
         let mut rest = rest.into_iter();
         let one = |(done, change): (Option<_>, &NamedChange<'_>)| {
             let outcome = done.or_else(|| rest.next().expect("one for each that was left"));
-            outcome.map(|outcome| changed(change, outcome))
+            changed(change, outcome.ok_or(StoreError::InTheWay)?)
         };
         done.into_iter().zip(changes).map(one).collect()
-    }
-
-    fn delete(&mut self, name: &[u8], expect: Expect) -> Result<bool, StoreError> {
-        self.change(NamedChange { name, value: None, expect })
     }
 
     fn page(&mut self, cursor: u64, limit: u32) -> Result<(Vec<Vec<u8>>, Option<u64>), StoreError> {
@@ -397,12 +344,13 @@ where
         }
     }
 
-    fn rest(&mut self) {
+    fn rest(&mut self) -> Option<Duration> {
         // What a busy client's writes carry along. A server that cannot be told is noticed by whoever needs it.
         if let Some(confirm) = self.client.poll_confirm() {
             let _ = self.carry_out(&mut Call::new(confirm));
         }
         let _ = self.attend();
+        None
     }
 }
 
@@ -417,41 +365,14 @@ impl<H: Handle> Erda<H> {
         self.handle.page(cursor, limit.clamp(1, PAGE) as u32)
     }
 
-    fn change_by(
+    fn change(
         &mut self,
-        at_once: bool,
-        changes: &[store::Change<'_>],
-        done: &mut Vec<Option<Result<bool, StoreError>>>,
-    ) {
-        let first = done.len();
-        let (mut names, mut ends) = (Vec::new(), Vec::new());
-        for (n, change) in changes.iter().enumerate() {
-            let named = name_in(&mut self.name, change.key);
-            if named.is_ok() {
-                names.extend_from_slice(&self.name);
-                ends.push((n, names.len()));
-            }
-            done.push(Some(match (named, change.value) {
-                // No key that long can have been written.
-                (Err(_), None) => Ok(false),
-                (named, _) => named.map(|()| false),
-            }));
-        }
-        let starts = std::iter::once(0).chain(ends.iter().map(|(_, end)| *end));
-        let named: Vec<NamedChange<'_>> = starts
-            .zip(&ends)
-            .map(|(start, (n, end))| {
-                let store::Change { value, condition, .. } = changes[*n];
-                NamedChange { name: &names[start..*end], value, expect: expect(condition) }
-            })
-            .collect();
-        let outputs = match at_once {
-            true => self.handle.change_at_once(&named),
-            false => self.handle.change_many(&named).into_iter().map(Some).collect(),
-        };
-        for ((n, _), output) in ends.iter().zip(outputs) {
-            done[first + n] = output;
-        }
+        name: &[u8],
+        value: Option<&[u8]>,
+        condition: Condition,
+    ) -> Result<bool, StoreError> {
+        let change = NamedChange { name, value, expect: expect(condition) };
+        self.handle.change_many(&[change]).pop().expect("one for one")
     }
 }
 
@@ -578,8 +499,7 @@ impl<H: Handle> Store for Erda<H> {
     }
 
     fn put(&mut self, key: Key<'_>, value: &[u8], condition: Condition) -> Result<bool, StoreError> {
-        let name = named(key)?;
-        self.handle.put(&name, value, expect(condition))
+        self.change(&named(key)?, Some(value), condition)
     }
 
     fn get_many(&mut self, keys: &[Key<'_>], values: &mut Vec<u8>, found: &mut Vec<Fetched>) {
@@ -616,22 +536,36 @@ impl<H: Handle> Store for Erda<H> {
     }
 
     fn change_many(&mut self, changes: &[store::Change<'_>], done: &mut Vec<Result<bool, StoreError>>) {
-        let mut all = Vec::with_capacity(changes.len());
-        self.change_by(false, changes, &mut all);
-        done.extend(all.into_iter().map(|done| done.expect("who waits has an answer")));
-    }
-
-    fn change_at_once(
-        &mut self,
-        changes: &[store::Change<'_>],
-        done: &mut Vec<Option<Result<bool, StoreError>>>,
-    ) {
-        self.change_by(true, changes, done);
+        let first = done.len();
+        let (mut names, mut ends) = (Vec::new(), Vec::new());
+        for (n, change) in changes.iter().enumerate() {
+            let named = name_in(&mut self.name, change.key);
+            if named.is_ok() {
+                names.extend_from_slice(&self.name);
+                ends.push((n, names.len()));
+            }
+            done.push(match (named, change.value) {
+                // No key that long can have been written.
+                (Err(_), None) => Ok(false),
+                (named, _) => named.map(|()| false),
+            });
+        }
+        let starts = std::iter::once(0).chain(ends.iter().map(|(_, end)| *end));
+        let named: Vec<NamedChange<'_>> = starts
+            .zip(&ends)
+            .map(|(start, (n, end))| {
+                let store::Change { value, condition, .. } = changes[*n];
+                NamedChange { name: &names[start..*end], value, expect: expect(condition) }
+            })
+            .collect();
+        for ((n, _), output) in ends.iter().zip(self.handle.change_many(&named)) {
+            done[first + n] = output;
+        }
     }
 
     fn delete(&mut self, key: Key<'_>, condition: Condition) -> Result<bool, StoreError> {
-        let Ok(name) = named(key) else { return Ok(false) };
-        self.handle.delete(&name, expect(condition))
+        // No key that long can have been written.
+        named(key).map_or(Ok(false), |name| self.change(&name, None, condition))
     }
 
     fn scan(
@@ -665,8 +599,16 @@ impl<H: Handle> Store for Erda<H> {
         unreachable!("it has returned after so many pages")
     }
 
-    fn rest(&mut self) {
-        self.handle.rest();
+    fn rest(&mut self) -> Option<Duration> {
+        self.handle.rest()
+    }
+
+    fn descriptor(&mut self) -> Option<BorrowedFd<'_>> {
+        self.handle.descriptor()
+    }
+
+    fn wake_by(&mut self, wake: Arc<dyn Fn() + Send + Sync>) {
+        self.handle.wake_by(wake);
     }
 
     fn facts(&mut self) -> Vec<(&'static str, String)> {

@@ -33,7 +33,7 @@ use std::fmt;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -110,11 +110,19 @@ pub struct Options {
     pub keepalive: Option<Duration>,
     /// How long a stopping gateway tries to send what it owes.
     pub grace: Duration,
-    /// Keys looked at ten times a second for having expired; 0 is never. They are never served, looked at or not.
+    /// Keys looked at ten times a second for having expired, as long as some may have, and more where nothing else is to be done; 0 is never.
+    /// They are never served, looked at or not.
     pub sweep: usize,
 }
 
 impl Options {
+    /// The shortest time that a connection may not do something for.
+    fn least_limit(&self) -> Duration {
+        let idle = Some(self.config.idle_timeout_s).filter(|time| *time > 0).map(Duration::from_secs);
+        let auth = self.config.password.is_some().then_some(self.auth_time);
+        [idle, auth, Some(self.stall)].into_iter().flatten().fold(worker::RELAX, Duration::min)
+    }
+
     /// Worker threads where the store is served in the gateway's own process, and there would be so many beside one elsewhere.
     #[must_use]
     pub const fn threads_beside_a_store(elsewhere: usize, on_a_disk: bool) -> usize {
@@ -233,7 +241,7 @@ impl Stopper {
 
     /// Lets a worker look at its inbox, and at this.
     fn wake(&self, worker: usize) {
-        // A worker that cannot be woken looks by itself a tenth of a second later.
+        // A permit that is there already is as good as another one, and nothing else stands in the way.
         let _ = self.wakers[worker].wake();
     }
 
@@ -265,7 +273,8 @@ impl Gateway {
         process::complete(&mut options.config, &addresses);
         options.config.memory = options.memory as u64;
         let shared = Arc::new(Shared::new(options.config.clone(), process::unix_us()));
-        process::refresh(&shared, &mut process::Rates::default());
+        let mut rates = process::Rates::default();
+        process::refresh(&shared, &mut rates);
         let metrics = options.metrics.map(|address| {
             let sources = metrics::sources(&shared, options.more_metrics.clone());
             Endpoint::serve(address, sources)
@@ -293,6 +302,8 @@ impl Gateway {
             alone: Default::default(),
             turn: Default::default(),
             contended: Default::default(),
+            sweeps_at: AtomicI64::new(i64::MIN),
+            rates: rates.into(),
         });
 
         // From here on, a failure must stop the workers that run already: dropping the gateway does.

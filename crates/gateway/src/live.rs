@@ -7,15 +7,16 @@
 
 use std::fmt;
 use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use remanence_kv::client::{Found, Stats};
-use remanence_kv::proto::{Expect, Refusal};
+use remanence_kv::proto::Refusal;
 use remanence_kv::view::Mode;
-use remanence_kv_live::{Change, ConnectOptions, Error, PutOptions, Store};
+use remanence_kv_live::{Change, ConnectOptions, Error, Store};
 use remanence_metrics::{Page, Source};
 use remanence_resp::store::StoreError;
 use remanence_verbs::Context;
@@ -82,7 +83,7 @@ impl Connector {
             to,
             members: Vec::new(),
             // Who connects again, and when, is decided here.
-            options: options.reconnect(false),
+            options: options.reconnect(false).descriptor(true),
             hold: Duration::from_secs(1),
             counts: Arc::default(),
         }
@@ -122,7 +123,13 @@ impl Connector {
         self.counts.workers.fetch_add(1, Ordering::Relaxed);
         self.counts.connected.fetch_add(1, Ordering::Relaxed);
         let (connector, before) = (self.clone(), Stats::default());
-        Ok(Erda::over(Live { connector, state: State::Up(Box::new(store)), before, wrote: false }))
+        Ok(Erda::over(Live {
+            connector,
+            state: State::Up(Box::new(store)),
+            before,
+            wrote: false,
+            wake: None,
+        }))
     }
 
     /// What the connections did, for Prometheus.
@@ -179,6 +186,17 @@ pub struct Live {
     before: Stats,
     /// Something was written that the server has not been told of.
     wrote: bool,
+    wake: Option<Wake>,
+}
+
+/// Whom a connection that is made again wakes.
+#[derive(Clone)]
+struct Wake(Arc<dyn Fn() + Send + Sync>);
+
+impl fmt::Debug for Wake {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Wake")
+    }
 }
 
 #[derive(Debug)]
@@ -198,7 +216,7 @@ struct Outage {
 }
 
 impl Outage {
-    fn begin(connector: &Connector, why: String) -> Self {
+    fn begin(connector: &Connector, why: String, wake: Option<Wake>) -> Self {
         let (sender, next) = channel();
         let (why, wanted) = (Arc::new(Mutex::new(why)), Arc::new(()));
         let (connector, said, still) = (connector.clone(), Arc::clone(&why), Arc::downgrade(&wanted));
@@ -207,7 +225,10 @@ impl Outage {
             while still.strong_count() > 0 {
                 match connector.open() {
                     // A worker that has gone meanwhile drops it.
-                    Ok(store) => return drop(sender.send(store)),
+                    Ok(store) => {
+                        drop(sender.send(store));
+                        return wake.into_iter().for_each(|wake| (wake.0)());
+                    }
                     Err(error) => *said.lock().unwrap_or_else(PoisonError::into_inner) = error.to_string(),
                 }
                 std::thread::sleep(pause);
@@ -233,18 +254,14 @@ impl Live {
         if let State::Down(outage) = &self.state {
             let left = self.connector.hold.saturating_sub(outage.since.elapsed());
             match outage.next.recv_timeout(left) {
-                Ok(store) => {
-                    let counts = &self.connector.counts;
-                    counts.made_again.fetch_add(1, Ordering::Relaxed);
-                    counts.connected.fetch_add(1, Ordering::Relaxed);
-                    self.state = State::Up(Box::new(store));
-                }
+                Ok(store) => self.restored(store),
                 Err(reason) => {
                     let why = outage.why.lock().unwrap_or_else(PoisonError::into_inner).clone();
                     let (to, since) = (self.connector.to, outage.since.elapsed().as_secs());
                     if reason == RecvTimeoutError::Disconnected {
                         // There was no thread to be had: the next command tries again.
-                        self.state = State::Down(Outage::begin(&self.connector, why.clone()));
+                        let outage = Outage::begin(&self.connector, why.clone(), self.wake.clone());
+                        self.state = State::Down(outage);
                     }
                     return Err(StoreError::Unavailable(format!(
                         "nothing was done, as {to} has been away for {since} s and is tried again and again ({why})"
@@ -258,6 +275,14 @@ impl Live {
         }
     }
 
+    /// There is a connection again.
+    fn restored(&mut self, store: Store) {
+        let counts = &self.connector.counts;
+        counts.made_again.fetch_add(1, Ordering::Relaxed);
+        counts.connected.fetch_add(1, Ordering::Relaxed);
+        self.state = State::Up(Box::new(store));
+    }
+
     /// The connection is gone.
     fn lose(&mut self, why: String) {
         self.publish();
@@ -266,7 +291,7 @@ impl Live {
         let counts = &self.connector.counts;
         counts.lost.fetch_add(1, Ordering::Relaxed);
         counts.connected.fetch_sub(1, Ordering::Relaxed);
-        self.state = State::Down(Outage::begin(&self.connector, why));
+        self.state = State::Down(Outage::begin(&self.connector, why, self.wake.clone()));
     }
 
     fn publish(&mut self) {
@@ -363,46 +388,29 @@ impl Handle for Live {
         }
     }
 
-    fn put(&mut self, name: &[u8], value: &[u8], expect: Expect) -> Result<bool, StoreError> {
-        self.wrote = true;
-        let options = PutOptions { expect, ttl: ttl(value) };
-        match self.attempt(|store| store.put(name, value, options)) {
-            Ok(_) => Ok(true),
-            Err(Failed::Condition) => Ok(false),
-            Err(Failed::Store(error)) => Err(error),
-        }
-    }
-
     fn change_many(&mut self, changes: &[NamedChange<'_>]) -> Vec<Result<bool, StoreError>> {
         self.wrote = true;
         let mut all = Vec::with_capacity(changes.len());
         for &NamedChange { name: key, value, expect } in changes {
             all.push(Change { key, value, expect, ttl: value.and_then(ttl) });
         }
-        match self.attempt(|store| store.change_many(&all)) {
+        match self.attempt(|store| store.change_at_once(&all)) {
             Ok(outcomes) => outcomes
                 .into_iter()
                 .zip(changes)
-                .map(|(outcome, change)| match outcome.map_err(|error| self.failed(error)) {
-                    // A deletion without a version found nothing.
-                    Ok(version) => Ok(change.value.is_some() || version > 0),
-                    Err(Failed::Condition) => Ok(false),
-                    Err(Failed::Store(error)) => Err(error),
+                .map(|(outcome, change)| {
+                    match outcome.ok_or(StoreError::InTheWay)?.map_err(|error| self.failed(error)) {
+                        // A deletion without a version found nothing.
+                        Ok(version) => Ok(change.value.is_some() || version > 0),
+                        Err(Failed::Condition) => Ok(false),
+                        Err(Failed::Store(error)) => Err(error),
+                    }
                 })
                 .collect(),
             Err(failed) => {
                 let error = StoreError::from(failed);
                 changes.iter().map(|_| Err(error.clone())).collect()
             }
-        }
-    }
-
-    fn delete(&mut self, name: &[u8], expect: Expect) -> Result<bool, StoreError> {
-        self.wrote = true;
-        match self.attempt(|store| store.delete(name, expect)) {
-            Ok(version) => Ok(version.is_some()),
-            Err(Failed::Condition) => Ok(false),
-            Err(Failed::Store(error)) => Err(error),
         }
     }
 
@@ -419,16 +427,16 @@ impl Handle for Live {
         Ok(self.attempt(|store| store.clear(first, cursor))?)
     }
 
-    fn rest(&mut self) {
+    fn rest(&mut self) -> Option<Duration> {
         self.publish();
         if let State::Down(outage) = &self.state {
             // Nobody's command waits: it is only taken if it is there.
-            if outage.since.elapsed() >= self.connector.hold {
-                let _ = self.up();
-            }
-            return;
+            let Ok(store) = outage.next.try_recv() else { return None };
+            self.restored(store);
+            // Its descriptor is another one.
+            return Some(Duration::ZERO);
         }
-        let State::Up(store) = &mut self.state else { return };
+        let State::Up(store) = &mut self.state else { return None };
         let known = store.client().view().number;
         let rested = match store.session().noticed() {
             Ok(view) if self.wrote || view.is_some_and(|view| view > known) => store.rest(),
@@ -438,6 +446,18 @@ impl Handle for Live {
         if let Err(error) = rested {
             self.lose(error.to_string());
         }
+        None
+    }
+
+    fn descriptor(&mut self) -> Option<BorrowedFd<'_>> {
+        match &self.state {
+            State::Up(store) => store.arm(),
+            State::Down(_) => None,
+        }
+    }
+
+    fn wake_by(&mut self, wake: Arc<dyn Fn() + Send + Sync>) {
+        self.wake = Some(Wake(wake));
     }
 
     fn facts(&mut self) -> Vec<(&'static str, String)> {

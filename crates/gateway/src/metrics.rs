@@ -55,6 +55,7 @@ fn gateway(page: &mut Page<'_>, shared: &Shared) -> fmt::Result {
         ),
         ("protocol_errors", "Clients closed for what is no request.", &stats.protocol_errors),
         ("throttled", "Times a client was not read, not reading.", &stats.throttled),
+        ("wakeups", "Times that a thread's wait ended.", &stats.wakeups),
         ("keyspace_hits", "Reads of keys that were there.", &stats.hits),
         ("keyspace_misses", "Reads of keys that were not.", &stats.misses),
         ("expired_keys", "Keys deleted as their time came.", &stats.expired),

@@ -5,9 +5,10 @@
 //! Such a worker becomes a new client. It reads again, then; of a write that failed so nobody says whether it happened.
 
 use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
 
 use remanence_kv::client::{Client, Found, Peek};
-use remanence_kv::proto::Expect;
 use remanence_kv_live::{Local, Locals};
 use remanence_resp::store::StoreError;
 
@@ -18,6 +19,7 @@ pub struct Near {
     locals: Locals,
     locations: usize,
     parts: Parts<Local>,
+    wake: Option<Arc<dyn Fn() + Send + Sync>>,
 }
 
 impl fmt::Debug for Near {
@@ -30,8 +32,12 @@ impl Near {
     /// For one thread; it keeps so many locations.
     #[must_use]
     pub fn connect(locals: &Locals, locations: usize) -> Erda<Self> {
+        Erda::over(Self::new(locals, locations))
+    }
+
+    fn new(locals: &Locals, locations: usize) -> Self {
         let (client, local) = locals.connect(locations);
-        Erda::over(Self { locals: locals.clone(), locations, parts: Parts::new(client, local) })
+        Self { locals: locals.clone(), locations, parts: Parts::new(client, local), wake: None }
     }
 
     /// What the client does, and counts.
@@ -44,8 +50,9 @@ impl Near {
     fn begins_anew(&mut self) -> bool {
         let cut_off = self.parts.remote().is_cut_off();
         if cut_off {
-            let (client, local) = self.locals.connect(self.locations);
-            self.parts = Parts::new(client, local);
+            let wake = self.wake.take();
+            *self = Self::new(&self.locals, self.locations);
+            wake.into_iter().for_each(|wake| self.wake_by(wake));
         }
         cut_off
     }
@@ -94,28 +101,12 @@ impl Handle for Near {
         if again { self.parts.get_many(names) } else { found }
     }
 
-    fn put(&mut self, name: &[u8], value: &[u8], expect: Expect) -> Result<bool, StoreError> {
-        self.change(|parts| parts.put(name, value, expect))
-    }
-
     fn change_many(&mut self, changes: &[NamedChange<'_>]) -> Vec<Result<bool, StoreError>> {
         let done = self.parts.change_many(changes);
         if done.iter().any(Result::is_err) {
             self.begins_anew();
         }
         done
-    }
-
-    fn change_at_once(&mut self, changes: &[NamedChange<'_>]) -> Vec<Option<Result<bool, StoreError>>> {
-        let done = self.parts.change_at_once(changes);
-        if done.iter().any(|done| matches!(done, Some(Err(_)))) {
-            self.begins_anew();
-        }
-        done
-    }
-
-    fn delete(&mut self, name: &[u8], expect: Expect) -> Result<bool, StoreError> {
-        self.change(|parts| parts.delete(name, expect))
     }
 
     fn page(&mut self, cursor: u64, limit: u32) -> Result<(Vec<Vec<u8>>, Option<u64>), StoreError> {
@@ -130,22 +121,34 @@ impl Handle for Near {
         self.change(|parts| parts.clear(first, cursor))
     }
 
-    fn rest(&mut self) {
+    fn rest(&mut self) -> Option<Duration> {
         self.begins_anew();
-        self.parts.rest();
+        self.parts.rest()
+    }
+
+    fn wake_by(&mut self, wake: Arc<dyn Fn() + Send + Sync>) {
+        self.parts.remote().wake_by(Arc::clone(&wake));
+        self.wake = Some(wake);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, Instant};
+    use std::time::Instant;
 
     use remanence_kv_live::{Server, ServerOptions, Stop};
     use remanence_verbs::{Context, Options};
 
+    use remanence_kv::proto::Expect;
+
     use super::*;
 
     const PATIENCE: Duration = Duration::from_secs(120);
+
+    fn put(near: &mut Near, name: &[u8], value: &[u8]) -> Result<bool, StoreError> {
+        let change = NamedChange { name, value: Some(value), expect: Expect::Any };
+        near.change_many(&[change]).pop().expect("one for one")
+    }
 
     /// What is done with a store of 8 MiB that serves meanwhile.
     fn with_store(ip: &str, lease: Duration, test: impl FnOnce(&dyn Fn() -> Near)) {
@@ -157,10 +160,7 @@ mod tests {
         let over = Stop::new();
         let stop = over.clone();
         let serving = std::thread::spawn(move || server.run(&stop));
-        test(&|| {
-            let (client, local) = locals.connect(16);
-            Near { locals: locals.clone(), locations: 16, parts: Parts::new(client, local) }
-        });
+        test(&|| Near::new(&locals, 16));
         over.ask();
         serving.join().expect("the server's thread").expect("it served");
     }
@@ -171,12 +171,11 @@ mod tests {
             let mut near = new();
             let mut put = |key: u8, byte: u8| {
                 let value = vec![byte; 250 << 10];
-                let change = NamedChange { name: &[key], value: Some(&value), expect: Expect::Any };
                 let since = Instant::now();
                 loop {
-                    match near.change_at_once(&[change]).pop().expect("one for one") {
-                        Some(outcome) => break outcome,
-                        None => std::thread::yield_now(),
+                    match put(&mut near, &[key], &value) {
+                        Err(StoreError::InTheWay) => std::thread::yield_now(),
+                        outcome => break outcome,
                     }
                     assert!(since.elapsed() < PATIENCE, "it is neither taken nor refused");
                 }
@@ -196,6 +195,26 @@ mod tests {
         with_store("127.9.41.1", Duration::from_millis(50), begins_anew);
     }
 
+    #[test]
+    fn an_idle_worker_is_woken_when_the_server_waits_for_it() {
+        with_store("127.9.41.3", Duration::from_secs(60), |new| {
+            let (mut idle, mut busy) = (new(), new());
+            let (wakes, woken) = std::sync::mpsc::channel();
+            idle.wake_by(Arc::new(move || _ = wakes.send(())));
+            let since = Instant::now();
+            // Several times what fits, so that the log is cleaned; that is over when everybody has said that he knows of it.
+            for _ in 0..3 {
+                while woken.try_recv().is_err() {
+                    assert!(since.elapsed() < PATIENCE, "it is not told");
+                    let _ = put(&mut busy, b"changed", &[1; 32 << 10]);
+                    busy.rest();
+                }
+                idle.rest();
+            }
+            assert!(!idle.parts.remote().is_cut_off());
+        });
+    }
+
     fn begins_anew(new: &dyn Fn() -> Near) {
         let cut_off = |near: &mut Near| {
             // Several times what fits: cleaning waits for every client's word, for a lease.
@@ -203,13 +222,13 @@ mod tests {
             while !near.parts.remote().is_cut_off() {
                 assert!(since.elapsed() < PATIENCE, "it is never cut off");
                 // On a busy machine this one is, too.
-                let _ = busy.put(b"changed", &[1; 32 << 10], Expect::Any);
+                let _ = put(&mut busy, b"changed", &[1; 32 << 10]);
                 busy.rest();
             }
         };
         let value = |found: Option<Found>| found.map(|found| found.value);
         let mut near = new();
-        assert_eq!(near.put(b"kept", b"value", Expect::Any), Ok(true));
+        assert_eq!(put(&mut near, b"kept", b"value"), Ok(true));
         cut_off(&mut near);
         assert_eq!(near.get(b"kept").map(value), Ok(Some(b"value".to_vec())), "it reads again");
         cut_off(&mut near);
@@ -225,9 +244,9 @@ mod tests {
         assert_eq!(many, [Ok(Some(b"value".to_vec())), Ok(None)]);
         // Of a write nobody says whether it happened, and the next one is made.
         cut_off(&mut near);
-        assert!(near.put(b"kept", b"next", Expect::Any).is_err());
+        assert!(put(&mut near, b"kept", b"next").is_err());
         let since = Instant::now();
-        while near.put(b"kept", b"last", Expect::Any) != Ok(true) {
+        while put(&mut near, b"kept", b"last") != Ok(true) {
             assert!(since.elapsed() < PATIENCE, "it never writes again");
         }
         assert_eq!(near.get(b"kept").map(value), Ok(Some(b"last".to_vec())));

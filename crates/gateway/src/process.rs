@@ -57,6 +57,13 @@ pub(crate) struct Rates {
     bytes_out: u64,
 }
 
+impl Rates {
+    /// When that was, microseconds of Unix time.
+    pub(crate) const fn at_us(&self) -> i64 {
+        self.at_us
+    }
+}
+
 /// Refreshes the facts of the process in `shared`, with the rates since the last look.
 pub(crate) fn refresh(shared: &Shared, rates: &mut Rates) {
     let now = unix_us();

@@ -1,49 +1,57 @@
 //! A thread with an epoll, a handle of the store, and its share of the connections.
 //!
 //! The first worker has the listening sockets and deals connections out, each to the worker that has fewest; it also
-//! sweeps the store for expired keys and looks at the system now and then. A worker wakes up ten
-//! times a second to see whether connections have been killed, are idle or stalled, and for a [rest](Store::rest) of the store, whose server
-//! waits for that from clients that are idle.
+//! sweeps the store for expired keys. A worker sleeps until something comes for it, somebody [wakes](Stopper::wake) it, or something is
+//! [due](Worker::next_due): a connection has been idle or stalled for too long, the first key expires, a store is to be given a [rest](Store::rest), whose
+//! server waits for that from clients that are idle, and wakes the worker then.
 //!
 //! It serves its connections in [rounds](Worker::serve): each has a share of the round's work at a turn, and those that are known to want little
 //! go before those that could not finish, or did more than their share, and those that have only come: nothing is known of these.
 //!
 //! What connections have changed is written at the end of a round. Where others are in the way of a change, as a store that cleans its log may
-//! be, it [waits](Waiting) with the connection that has made it, and all other ones go on.
+//! be, it [waits](Waiting) with the connection that has made it, and all other ones go on. So does a command that is not written with others:
+//! it is [tried again](Worker::paused).
 
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeSet, VecDeque};
 use std::io::ErrorKind;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::os::fd::AsRawFd as _;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
 use mio::event::Event;
-use mio::{Events, Poll, Token};
+use mio::unix::SourceFd;
+use mio::{Events, Interest, Poll, Token};
 use remanence_resp::engine::{Bell, Moment, Session, Shared};
-use remanence_resp::joint::Joint;
+use remanence_resp::joint::{Joint, Piece, Verdict};
 use remanence_resp::store::{Store, StoreError};
 use remanence_resp::sweep::Sweep;
 
-use crate::connection::{After, COMMAND, Connection, Progress, Turn, next_random};
+use crate::connection::{After, COMMAND, Connection, Progress, Turn, apart, next_random};
 use crate::process::{self, Rates};
 use crate::stream::{Listener, Stream};
 use crate::{Options, Stopper};
 
 /// Wakes a worker.
 pub(crate) const WAKER: Token = Token(0);
+/// The store's descriptor.
+const STORE: Token = Token(1);
 /// The listening sockets.
-const LISTENERS: usize = 1;
+const LISTENERS: usize = 2;
 /// The first token of a connection; those below are the waker's and the listening sockets'.
 const SEATS: usize = 1024;
 
-/// Microseconds after which an idle connection gives back its buffers.
-const RELAX_US: i64 = 2_000_000;
+/// After how long an idle connection gives back its buffers.
+pub(crate) const RELAX: Duration = Duration::from_secs(2);
+/// So long after something was done the store is given a rest; and between the steps of a sweep.
 const TICK: Duration = Duration::from_millis(100);
-/// Steps that a sweep makes at a tick, and how long it takes at most, but for the last of them.
+/// How old the facts of the process may be when somebody asks, microseconds.
+const FACTS_US: i64 = 1_000_000;
+/// Steps that a sweep makes at a time, and how long it takes at most, but for the last of them.
 const SWEEPS: usize = 64;
 const SWEEP_TIME: Duration = Duration::from_millis(2);
 /// Places without anything that it passes by.
@@ -59,8 +67,9 @@ const PAUSE: Duration = Duration::from_millis(1);
 const PAUSE_MAX: Duration = Duration::from_millis(32);
 const PATIENCE: Duration = Duration::from_secs(30);
 const WAITING: usize = 16 << 20;
-/// How often commands are put off whose key others keep changing, before each is carried out by itself.
+/// How often commands are put off whose key others keep changing, before each is carried out by itself; and how often they are in all.
 const ROUNDS: u32 = 8;
+const ATTEMPTS: u32 = 10_000;
 
 /// What all workers share.
 pub(crate) struct Common {
@@ -74,6 +83,20 @@ pub(crate) struct Common {
     pub(crate) turn: Mutex<()>,
     /// Workers that have it, or wait for it.
     pub(crate) contended: AtomicUsize,
+    /// Until when the one that sweeps sleeps, milliseconds of Unix time: who knows of something to sweep before that wakes it.
+    pub(crate) sweeps_at: AtomicI64,
+    pub(crate) rates: Mutex<Rates>,
+}
+
+impl Common {
+    /// Looks at the system, if nobody has lately.
+    fn refresh(&self) {
+        if let Ok(mut rates) = self.rates.try_lock()
+            && process::unix_us() - rates.at_us() >= FACTS_US
+        {
+            process::refresh(&self.shared, &mut rates);
+        }
+    }
 }
 
 /// Where a worker gets its connections from.
@@ -133,12 +156,43 @@ struct Waiting {
 #[derive(Default)]
 struct Listeners {
     clients: Vec<Listener>,
-    /// The system had no descriptor left for a connection that waits: it is asked again at the next tick.
-    again: bool,
+    /// The system had no descriptor left for a connection that waits: it is asked again then.
+    again: Option<Instant>,
     sweep: Sweep,
-    rates: Rates,
-    /// Ticks since the start.
-    ticks: u64,
+    /// When the next step of a round is taken; nothing: no round has begun.
+    step_at: Option<Instant>,
+    /// Commands that had been carried out at its last step.
+    commands: u64,
+}
+
+impl Listeners {
+    /// A few steps of the round, and the next ones a little later.
+    fn step<S: Store>(&mut self, store: &mut S, common: &Common, now: Instant) {
+        let (options, shared) = (&common.options, &common.shared);
+        let now_ms = process::unix_ms();
+        let commands = shared.stats.commands.get();
+        // Where much has to go, or nothing else is to be done, there is more of it.
+        let is_idle = std::mem::replace(&mut self.commands, commands) == commands;
+        let (since, mut empty) = (Instant::now(), 0);
+        shared.leaving_is_due();
+        self.step_at = Some(now + TICK);
+        for _ in 0..SWEEPS {
+            let swept =
+                self.sweep.step(store, &shared.stats, options.config.databases, now_ms, options.sweep);
+            if let Some(round) = self.sweep.take_round() {
+                shared.swept(round);
+                self.step_at = None;
+                return;
+            }
+            match swept {
+                Ok(swept) if (swept.pays() || is_idle) && since.elapsed() < SWEEP_TIME => {}
+                // Most databases are empty.
+                Ok(swept) if swept.looked == 0 && empty < EMPTY => empty += 1,
+                // A store that fails now is asked again the next time; nothing expired is served meanwhile.
+                Ok(_) | Err(_) => break,
+            }
+        }
+    }
 }
 
 pub(crate) struct Worker<S> {
@@ -166,10 +220,19 @@ pub(crate) struct Worker<S> {
     waiting: Vec<Waiting>,
     /// Places that have a change to make, and no room to wait with it.
     parked: Vec<usize>,
+    /// Places with a command that others are in the way of, and when it is tried again.
+    paused: Vec<(Instant, usize)>,
     buffer: Vec<u8>,
     random: u64,
     /// All hashes that are to be folded are others' business just now.
     folded: bool,
+    /// Something was done for a connection.
+    was_active: bool,
+    /// When the store is to be given a rest, and when connections are looked at for what they have not done for too long.
+    rest_at: Option<Instant>,
+    look_at: Option<Instant>,
+    /// The store wants a rest.
+    is_wanted: Arc<AtomicBool>,
 }
 
 impl<S: Store> Worker<S> {
@@ -177,9 +240,18 @@ impl<S: Store> Worker<S> {
         number: usize,
         poll: Poll,
         inbox: Receiver<Arrival>,
-        store: S,
+        mut store: S,
         common: Arc<Common>,
     ) -> Self {
+        let (is_wanted, whole) = (Arc::new(AtomicBool::new(false)), Arc::downgrade(&common));
+        let wanted = Arc::clone(&is_wanted);
+        store.wake_by(Arc::new(move || {
+            if !wanted.swap(true, Ordering::AcqRel)
+                && let Some(common) = whole.upgrade()
+            {
+                common.stopper.wake(number);
+            }
+        }));
         Self {
             number,
             poll,
@@ -198,9 +270,14 @@ impl<S: Store> Worker<S> {
             joined: Vec::new(),
             waiting: Vec::new(),
             parked: Vec::new(),
+            paused: Vec::new(),
             buffer: vec![0; READ_BUFFER],
             random: u64::from_le_bytes(process::random()),
             folded: false,
+            was_active: false,
+            rest_at: Some(Instant::now()),
+            look_at: None,
+            is_wanted,
         }
     }
 
@@ -216,20 +293,16 @@ impl<S: Store> Worker<S> {
 
     pub(crate) fn run(mut self) {
         let mut events = Events::with_capacity(1024);
-        let mut next_tick = Instant::now() + TICK;
         while !self.stopping() {
-            let shared = &self.common.shared;
-            let rests = self.folded || !shared.has_folds();
-            let rests = rests && !shared.has_left_channels() && !self.has_leaving();
-            let idle = self.ready() == 0 && self.joined.is_empty();
-            let wait = if idle && rests {
-                let next = self.waiting.iter().map(|waiting| waiting.next).min();
-                let next = next.map_or(next_tick, |next| next.min(next_tick));
-                next.saturating_duration_since(Instant::now())
-            } else {
-                Duration::ZERO
+            let now = Instant::now();
+            let wait = match self.has_work() {
+                true => Some(Duration::ZERO),
+                false => self.next_due(now).map(|due| due.saturating_duration_since(now)),
             };
             self.gather(&mut events, wait);
+            if !events.is_empty() {
+                self.common.refresh();
+            }
             self.serve();
             self.write_joint();
             self.write_waiting(Instant::now());
@@ -239,17 +312,54 @@ impl<S: Store> Worker<S> {
                 // A store that fails now is asked again by a sweep.
                 let _ = self.common.shared.delete_leaving(&mut self.store);
             }
-            if Instant::now() >= next_tick {
-                self.tick();
-                next_tick = Instant::now() + TICK;
-            }
+            self.on_time(Instant::now());
         }
         self.farewell();
     }
 
-    /// Waits so long for something to happen, and has those that it happened to wait for their turns.
-    fn gather(&mut self, events: &mut Events, wait: Duration) {
-        match self.poll.poll(events, Some(wait)) {
+    /// Whether there is something to do at once.
+    fn has_work(&self) -> bool {
+        let shared = &self.common.shared;
+        let has_folds = shared.has_folds() && !self.folded;
+        let is_idle = self.ready() == 0 && self.joined.is_empty();
+        !is_idle || has_folds || shared.has_left_channels() || self.has_leaving()
+    }
+
+    /// When there is something to do though nothing comes.
+    fn next_due(&self, now: Instant) -> Option<Instant> {
+        let folds = (self.folded && self.common.shared.has_folds()).then(|| now + PAUSE_MAX);
+        let again = self.listeners.as_ref().and_then(|listeners| listeners.again);
+        [self.next_attempt(), self.rest_at, self.look_at, folds, again, self.next_sweep(now)]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    /// The same of what is swept.
+    fn next_sweep(&self, now: Instant) -> Option<Instant> {
+        let (common, listeners) = (&*self.common, self.listeners.as_ref()?);
+        if common.options.sweep == 0 {
+            return None;
+        }
+        if listeners.step_at.is_some() {
+            return listeners.step_at;
+        }
+        loop {
+            let due = common.shared.sweep_due();
+            common.sweeps_at.store(due, Ordering::SeqCst);
+            // Whoever has told of something earlier meanwhile may not have seen that this thread is to be woken for it.
+            if common.shared.sweep_due() == due {
+                let left = due.saturating_sub(process::unix_ms()).max(0) as u64;
+                return (due < i64::MAX).then(|| now + Duration::from_millis(left));
+            }
+        }
+    }
+
+    /// Waits so long for something to happen, or for as long as nothing does, and has those that it happened to wait for their turns.
+    fn gather(&mut self, events: &mut Events, wait: Option<Duration>) {
+        let polled = self.poll.poll(events, wait);
+        self.common.shared.stats.wakeups.add(1);
+        match polled {
             Ok(()) => {}
             Err(error) if error.kind() == ErrorKind::Interrupted => return,
             Err(error) => panic!("epoll of gateway worker {} failed: {error}", self.number),
@@ -257,6 +367,7 @@ impl<S: Store> Worker<S> {
         for event in &*events {
             match event.token() {
                 WAKER => {}
+                STORE => self.is_wanted.store(true, Ordering::Release),
                 Token(nth @ LISTENERS..SEATS) => self.accept(nth - LISTENERS),
                 Token(seat) => self.wake(seat - SEATS, event),
             }
@@ -328,7 +439,7 @@ impl<S: Store> Worker<S> {
                 Err(error)
                     if matches!(error.kind(), ErrorKind::ConnectionAborted | ErrorKind::Interrupted) => {}
                 Err(_) => {
-                    listeners.again = true;
+                    listeners.again = Some(Instant::now() + TICK);
                     break;
                 }
             }
@@ -395,6 +506,7 @@ impl<S: Store> Worker<S> {
             let common = &*self.common;
             let Some(Some(connection)) = self.guests.get_mut(place) else { return 0 };
             connection.queued = false;
+            self.was_active = true;
             let mut turn = Turn {
                 store: &mut self.store,
                 shared: &common.shared,
@@ -411,6 +523,8 @@ impl<S: Store> Worker<S> {
             };
             let after = connection.turn(&mut turn);
             progress = turn.progress;
+            let pause = (connection.pause * 2).clamp(PAUSE, PAUSE_MAX);
+            connection.pause = if after == After::InTheWay { pause } else { Duration::ZERO };
             match after {
                 After::Wait => {}
                 After::Again => self.enqueue(place),
@@ -422,6 +536,10 @@ impl<S: Store> Worker<S> {
                 After::Full => {
                     self.write_joint();
                     continue;
+                }
+                After::InTheWay => {
+                    connection.queued = true;
+                    self.paused.push((Instant::now() + pause, place));
                 }
                 After::Close => self.leave(place),
             }
@@ -435,34 +553,26 @@ impl<S: Store> Worker<S> {
             return;
         }
         let common = Arc::clone(&self.common);
-        let mut turn = None;
-        for round in 1.. {
+        let (mut turn, mut left) = (None, Vec::new());
+        for round in 0.. {
             // Workers that change the same keys would be in each other's way for ever: from the second round on each has its turn, and
             // as long as there is one, so have all.
-            if turn.is_none() && (round > 1 || common.contended.load(Ordering::Relaxed) > 0) {
+            if turn.is_none() && (round > 0 || common.contended.load(Ordering::Relaxed) > 0) {
                 common.contended.fetch_add(1, Ordering::Relaxed);
                 turn = Some(common.turn.lock().unwrap_or_else(PoisonError::into_inner));
             }
-            // A poisoned lock protects nothing that could be torn: it only keeps commands apart.
-            let beside = common.alone.read().unwrap_or_else(PoisonError::into_inner);
-            let (left, waiting) = self.joint.write_at_once(&mut self.store, &common.shared);
-            if !waiting.is_empty() {
-                let (since, pause) = (Instant::now(), PAUSE);
-                self.waiting.push(Waiting { joint: waiting, since, next: since + pause, pause });
-            }
+            let _beside = apart(&common.alone, false);
             // Who is always too late is carried out by itself.
-            let by_itself = round == ROUNDS;
-            let beside = by_itself.then_some(beside);
-            for (piece, verdict) in left {
-                self.random = next_random(self.random);
-                let moment = Moment { unix_us: process::unix_us(), random: self.random };
-                let joint = (!by_itself).then_some(&mut self.joint);
-                if let Some(Some(connection)) = self.guests.get_mut(piece.owner) {
-                    connection.mend((&piece, verdict), (&mut self.store, joint), &common.shared, moment);
+            let by_itself = round >= ROUNDS;
+            for (piece, verdict) in std::mem::take(&mut left) {
+                let verdict = if round < ATTEMPTS { verdict } else { Verdict::Failed(StoreError::InTheWay) };
+                self.mend(&piece, verdict);
+                if by_itself {
+                    left.extend(self.write_once());
                 }
             }
-            drop(beside);
-            if self.joint.is_empty() {
+            left.extend(self.write_once());
+            if left.is_empty() {
                 break;
             }
         }
@@ -470,6 +580,7 @@ impl<S: Store> Worker<S> {
             common.contended.fetch_sub(1, Ordering::Relaxed);
         }
         drop(turn);
+        self.was_active = true;
         let waits: BTreeSet<usize> = self.waiting.iter().flat_map(|waiting| waiting.joint.owners()).collect();
         for place in std::mem::take(&mut self.joined) {
             if waits.contains(&place) {
@@ -479,9 +590,35 @@ impl<S: Store> Worker<S> {
             match connection.release(&common.shared) {
                 After::Close => self.leave(place),
                 After::Again => self.enqueue(place),
-                After::Wait | After::Joint | After::Full => {}
+                After::Wait | After::Joint | After::Full | After::InTheWay => {}
             }
         }
+    }
+
+    /// Writes what was put off, and returns what is to be carried out again. What others are in the way of waits.
+    fn write_once(&mut self) -> Vec<(Piece, Verdict)> {
+        let left = self.joint.write(&mut self.store, &self.common.shared);
+        if !self.joint.is_empty() {
+            let (joint, since) = (std::mem::take(&mut self.joint), Instant::now());
+            self.waiting.push(Waiting { joint, since, next: since + PAUSE, pause: PAUSE });
+        }
+        left
+    }
+
+    /// Has a connection find out what a command of its that came out otherwise is answered.
+    fn mend(&mut self, piece: &Piece, verdict: Verdict) {
+        self.random = next_random(self.random);
+        let moment = Moment { unix_us: process::unix_us(), random: self.random };
+        if let Some(Some(connection)) = self.guests.get_mut(piece.owner) {
+            let store = (&mut self.store, &mut self.joint);
+            connection.mend((piece, verdict), store, &self.common.shared, moment);
+        }
+    }
+
+    /// When something that others are in the way of is tried again.
+    fn next_attempt(&self) -> Option<Instant> {
+        let paused = self.paused.iter().map(|(next, _)| *next);
+        self.waiting.iter().map(|waiting| waiting.next).chain(paused).min()
     }
 
     /// Whether what waits is so much that nothing more is put off.
@@ -492,7 +629,7 @@ impl<S: Store> Worker<S> {
     /// Tries again to write what others were in the way of, as far as it is time. What comes out otherwise is carried out again with what is
     /// put off next.
     fn write_waiting(&mut self, now: Instant) {
-        if self.waiting.is_empty() && self.parked.is_empty() {
+        if self.waiting.is_empty() && self.parked.is_empty() && self.paused.is_empty() {
             return;
         }
         let common = Arc::clone(&self.common);
@@ -502,38 +639,33 @@ impl<S: Store> Worker<S> {
                 self.waiting.push(waiting);
                 continue;
             }
-            let owners: BTreeSet<usize> = waiting.joint.owners().collect();
-            // A poisoned lock protects nothing that could be torn: it only keeps commands apart.
-            let beside = common.alone.read().unwrap_or_else(PoisonError::into_inner);
-            let (left, rest) = match now.saturating_duration_since(waiting.since) < PATIENCE {
-                true => waiting.joint.write_at_once(&mut self.store, &common.shared),
-                false => (waiting.joint.give_up(&in_the_way()), Joint::default()),
+            over.extend(waiting.joint.owners());
+            let _beside = apart(&common.alone, false);
+            let left = match now.saturating_duration_since(waiting.since) < PATIENCE {
+                true => waiting.joint.write(&mut self.store, &common.shared),
+                false => waiting.joint.give_up(),
             };
             for (piece, verdict) in left {
-                self.random = next_random(self.random);
-                let moment = Moment { unix_us: process::unix_us(), random: self.random };
-                if let Some(Some(connection)) = self.guests.get_mut(piece.owner) {
-                    let store = (&mut self.store, Some(&mut self.joint));
-                    connection.mend((&piece, verdict), store, &common.shared, moment);
-                }
+                self.mend(&piece, verdict);
             }
-            drop(beside);
-            over.extend(owners);
-            if !rest.is_empty() {
+            if !waiting.joint.is_empty() {
                 let pause = (waiting.pause * 2).min(PAUSE_MAX);
-                self.waiting.push(Waiting { joint: rest, next: now + pause, pause, ..waiting });
+                self.waiting.push(Waiting { next: now + pause, pause, ..waiting });
             }
         }
         // Those that still wait for something stay.
         self.joined.extend(over);
         self.write_joint();
+        let mut again: Vec<usize> =
+            self.paused.extract_if(.., |(next, _)| *next <= now).map(|(_, place)| place).collect();
         if !self.is_crowded() {
-            for place in std::mem::take(&mut self.parked) {
-                if let Some(Some(connection)) = self.guests.get_mut(place) {
-                    connection.queued = false;
-                }
-                self.enqueue(place);
+            again.append(&mut self.parked);
+        }
+        for place in again {
+            if let Some(Some(connection)) = self.guests.get_mut(place) {
+                connection.queued = false;
             }
+            self.enqueue(place);
         }
     }
 
@@ -545,8 +677,7 @@ impl<S: Store> Worker<S> {
         }
         self.random = next_random(self.random);
         let moment = Moment { unix_us: process::unix_us(), random: self.random };
-        // A poisoned lock protects nothing that could be torn: it only keeps commands apart.
-        let _beside = self.common.alone.read().unwrap_or_else(PoisonError::into_inner);
+        let _beside = apart(&self.common.alone, false);
         // A store that fails now is asked again when the hash is changed the next time.
         self.folded = !self.common.shared.fold(&mut self.store, moment).unwrap_or(true);
     }
@@ -560,41 +691,78 @@ impl<S: Store> Worker<S> {
         self.free.push(place);
     }
 
-    fn tick(&mut self) {
+    /// Does what is due.
+    fn on_time(&mut self, now: Instant) {
+        if std::mem::take(&mut self.was_active) {
+            let limit = self.common.options.least_limit();
+            self.rest_at.get_or_insert(now + TICK);
+            self.look_at = Some(self.look_at.map_or(now + limit, |at| at.min(now + limit)));
+            // Whoever replaces a hash leaves its parts.
+            if self.common.shared.has_parts() {
+                self.common.shared.sweep_by(process::unix_ms());
+            }
+        }
+        if self.is_wanted.swap(false, Ordering::AcqRel) || self.rest_at.is_some_and(|at| at <= now) {
+            let is_told = self.listen_to_store();
+            let next = self.store.rest().or((!is_told).then_some(TICK));
+            self.rest_at = next.map(|time| now + time);
+        }
+        if self.look_at.is_some_and(|at| at <= now) {
+            self.look_at = self.look_at_connections().map(|time| now + time);
+        }
+        self.housekeeping(now);
+    }
+
+    /// Has the store's descriptor wake this worker, if there is one; whether the worker will hear of what the store wants.
+    fn listen_to_store(&mut self) -> bool {
+        let Some(descriptor) = self.store.descriptor() else { return true };
+        let listens =
+            self.poll.registry().register(&mut SourceFd(&descriptor.as_raw_fd()), STORE, Interest::READABLE);
+        // It is a new one where the connection is.
+        listens.is_ok() || listens.is_err_and(|error| error.kind() == ErrorKind::AlreadyExists)
+    }
+
+    /// Closes the connections that have not done for too long what they are to do; and when the next one is due.
+    fn look_at_connections(&mut self) -> Option<Duration> {
         let now_us = process::unix_us();
         let (options, shared) = (&self.common.options, &self.common.shared);
         let idle_us = options.config.idle_timeout_s.saturating_mul(1_000_000) as i64;
-        let stall_us = options.stall.as_micros() as i64;
-        let auth_us = options.auth_time.as_micros() as i64;
-        let mut over = Vec::new();
+        let (mut over, mut next) = (Vec::new(), None);
+        let mut is_over = |since_us: i64, limit_us: i64| {
+            let left = since_us.saturating_add(limit_us).saturating_sub(now_us);
+            if left >= 0 {
+                next = Some(next.map_or(left, |next: i64| next.min(left)));
+            }
+            left < 0
+        };
         for (place, guest) in self.guests.iter_mut().enumerate() {
             let Some(connection) = guest else { continue };
-            // What it waits for is written, or given up, before it may go.
-            if connection.is_held_back() {
+            // What it waits for is written, or given up, before it may go; and then it is looked at.
+            if connection.is_busy() {
                 continue;
             }
             let peer = connection.session().peer().clone();
-            let quiet = now_us - peer.last_us();
-            // Once, in the tick that finds it quiet for so long.
-            if quiet > RELAX_US && quiet < RELAX_US + 3 * TICK.as_micros() as i64 {
+            if !connection.is_relaxed && is_over(peer.last_us(), RELAX.as_micros() as i64) {
                 connection.relax(shared);
             }
-            let idle = idle_us > 0 && quiet > idle_us && !peer.listens();
-            let stalled = connection.stalled_us().is_some_and(|since| now_us - since > stall_us);
+            let idle = idle_us > 0 && !peer.listens() && is_over(peer.last_us(), idle_us);
+            let stall_us = options.stall.as_micros() as i64;
+            let stalled = connection.stalled_us().is_some_and(|since| is_over(since, stall_us));
             if idle || stalled {
                 shared.stats.idle_closed.add(1);
             }
-            let stranger = connection.session().stranger(shared) && now_us - peer.opened_us() > auth_us;
+            let auth_us = options.auth_time.as_micros() as i64;
+            let stranger = connection.session().stranger(shared) && is_over(peer.opened_us(), auth_us);
             if stranger {
                 shared.stats.stranger_closed.add(1);
             }
-            if idle || stalled || stranger || peer.killed() {
+            if idle || stalled || stranger {
                 over.push(place);
             }
         }
         over.into_iter().for_each(|place| self.leave(place));
-        self.store.rest();
-        self.housekeeping();
+        // A moment later than that it is over.
+        next.map(|left| Duration::from_micros(left as u64 + 1))
     }
 
     /// Whether parts of large hashes that were deleted are to go, and this worker sees to that.
@@ -602,31 +770,29 @@ impl<S: Store> Worker<S> {
         self.listeners.is_some() && self.common.shared.has_leaving()
     }
 
-    /// What one worker does for all.
-    fn housekeeping(&mut self) {
-        let Some(listeners) = &mut self.listeners else { return };
-        let (options, shared) = (&self.common.options, &self.common.shared);
-        listeners.ticks += 1;
-        if listeners.ticks.is_multiple_of(10) {
-            process::refresh(shared, &mut listeners.rates);
-        }
+    /// What one worker does for all; the others wake it if there is something to do before it would look.
+    fn housekeeping(&mut self, now: Instant) {
+        let common = &*self.common;
+        let Some(listeners) = &mut self.listeners else {
+            if common.shared.sweep_due() < common.sweeps_at.load(Ordering::SeqCst) {
+                common.stopper.wake(0);
+            }
+            return;
+        };
+        let options = &common.options;
         if options.sweep > 0 {
-            let now_ms = process::unix_us().div_euclid(1000);
-            let databases = options.config.databases;
-            // Where much has to go there is more of it; a few steps, and the next tick.
-            let (since, mut empty) = (Instant::now(), 0);
-            shared.leaving_is_due();
-            for _ in 0..SWEEPS {
-                match listeners.sweep.step(&mut self.store, &shared.stats, databases, now_ms, options.sweep) {
-                    Ok(swept) if swept.pays() && since.elapsed() < SWEEP_TIME => {}
-                    // Most databases are empty.
-                    Ok(swept) if swept.looked == 0 && empty < EMPTY => empty += 1,
-                    // A store that fails now is asked again at the next tick; nothing expired is served meanwhile.
-                    Ok(_) | Err(_) => break,
+            match listeners.step_at {
+                Some(at) if at <= now => listeners.step(&mut self.store, common, now),
+                // What is to be deleted may be about to be written.
+                None if common.shared.sweep_due() <= process::unix_ms() => {
+                    common.shared.sweeps();
+                    common.sweeps_at.store(i64::MIN, Ordering::SeqCst);
+                    listeners.step_at = Some(now + TICK);
                 }
+                _ => {}
             }
         }
-        if std::mem::take(&mut listeners.again) {
+        if listeners.again.take_if(|at| *at <= now).is_some() {
             for nth in 0..listeners.clients.len() {
                 self.accept(nth);
             }
@@ -668,7 +834,7 @@ impl<S: Store> Worker<S> {
                 continue;
             }
             for place in 0..self.guests.len() {
-                if self.guests[place].as_ref().is_some_and(|connection| !connection.owes()) {
+                if self.guests[place].as_ref().is_some_and(|guest| !guest.owes() && !guest.is_busy()) {
                     self.leave(place);
                 }
             }
@@ -676,8 +842,9 @@ impl<S: Store> Worker<S> {
             if self.guests.iter().all(Option::is_none) || left.is_zero() {
                 break;
             }
-            let next = self.waiting.iter().map(|waiting| waiting.next).min();
-            let left = next.map_or(left, |next| left.min(next.saturating_duration_since(Instant::now())));
+            let left = self
+                .next_attempt()
+                .map_or(left, |next| left.min(next.saturating_duration_since(Instant::now())));
             if self.poll.poll(&mut events, Some(left)).is_err() {
                 continue;
             }
@@ -691,12 +858,4 @@ impl<S: Store> Worker<S> {
             self.leave(place);
         }
     }
-}
-
-/// What is said of changes that have waited for too long.
-fn in_the_way() -> StoreError {
-    let seconds = PATIENCE.as_secs();
-    StoreError::Unavailable(format!(
-        "others have been in the way for {seconds} s: writers of the key, or the cleaning of its log"
-    ))
 }

@@ -33,7 +33,7 @@ impl Connector {
         to: SocketAddr,
         options: &ConnectOptions,
     ) -> Result<(Self, Session, View), Error> {
-        let reactor = reactor(context)?;
+        let reactor = reactor(context, options)?;
         let (session, view) = Session::connect_on(&reactor, to, options)?;
         Ok((Self::Server(reactor, to), session, view))
     }
@@ -45,7 +45,7 @@ impl Connector {
         options: &ConnectOptions,
     ) -> Result<(Self, Session, View), Error> {
         let begin = Instant::now();
-        let reactor = reactor(context)?;
+        let reactor = reactor(context, options)?;
         let mut delays = delays();
         loop {
             let outcome = Members::find(&reactor, members, options).and_then(|mut members| {

@@ -5,6 +5,7 @@
 //! clients at once, and the server may fence a local one that dallies.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
@@ -49,20 +50,40 @@ impl Locals {
     }
 }
 
+/// Called when the host has told something.
+type Wake = Arc<dyn Fn() + Send + Sync>;
+
 /// What the host and a local client have of each other.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Line {
     /// The newest view that it was told of.
     noticed: AtomicU64,
+    wake: Mutex<Option<Wake>>,
     /// It is cut off. Held while the client writes.
     cut: Mutex<bool>,
     /// The same, for who reads.
     is_cut: AtomicBool,
 }
 
+impl fmt::Debug for Line {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Line")
+            .field("noticed", &self.noticed)
+            .field("is_cut", &self.is_cut)
+            .finish_non_exhaustive()
+    }
+}
+
 impl Line {
     pub(super) fn notify(&self, view: u64) {
         self.noticed.fetch_max(view, Ordering::AcqRel);
+        self.wake();
+    }
+
+    fn wake(&self) {
+        if let Some(wake) = &*self.wake.lock() {
+            wake();
+        }
     }
 
     /// On return nothing that the client writes reaches the store, and nothing that it reads from here on counts: its view is
@@ -70,6 +91,7 @@ impl Line {
     pub(super) fn cut(&self) {
         self.is_cut.store(true, Ordering::SeqCst);
         *self.cut.lock() = true;
+        self.wake();
     }
 
     /// Whether what was read just now counts.
@@ -133,6 +155,12 @@ pub struct Local {
 }
 
 impl Local {
+    /// From here on this is called, by the server's thread, when the server waits for a word of an idle client, which
+    /// [`attend`](remanence_kv::client::attend) says, or has cut it off. What is called may not wait for the server.
+    pub fn wake_by(&self, wake: Arc<dyn Fn() + Send + Sync>) {
+        *self.line.wake.lock() = Some(wake);
+    }
+
     /// Whether the server has cut it off: nothing that it does from here on counts. A new one may [connect](Locals::connect).
     #[must_use]
     pub fn is_cut_off(&self) -> bool {

@@ -46,13 +46,14 @@ pub struct ConnectOptions {
     patience: Duration,
     pub(super) locations: usize,
     pub(super) reconnect: bool,
+    descriptor: bool,
 }
 
 impl Default for ConnectOptions {
     fn default() -> Self {
         let patience = Duration::from_secs(30);
         let remote = Options::default().patience(patience);
-        Self { remote, tokens: Vec::new(), patience, locations: 1 << 16, reconnect: true }
+        Self { remote, tokens: Vec::new(), patience, locations: 1 << 16, reconnect: true, descriptor: false }
     }
 }
 
@@ -77,6 +78,13 @@ impl ConnectOptions {
     #[must_use]
     pub const fn reconnect(mut self, yes: bool) -> Self {
         self.reconnect = yes;
+        self
+    }
+
+    /// Whether the connection has a [descriptor](super::Store::arm) for a thread that waits for other things as well; no if nothing is said.
+    #[must_use]
+    pub const fn descriptor(mut self, yes: bool) -> Self {
+        self.descriptor = yes;
         self
     }
 
@@ -125,8 +133,9 @@ impl ConnectOptions {
 }
 
 /// A reactor for the sessions of a client.
-pub(super) fn reactor(context: &Context) -> Result<Reactor, Error> {
-    Ok(Reactor::new(context).map_err(remanence_remote::Error::from)?)
+pub(super) fn reactor(context: &Context, options: &ConnectOptions) -> Result<Reactor, Error> {
+    let make = if options.descriptor { Reactor::with_descriptor } else { Reactor::new };
+    Ok(make(context).map_err(remanence_remote::Error::from)?)
 }
 
 /// One connection to one server: the memory and the server that the client's operations reach. Dropped, it disconnects.
@@ -166,7 +175,7 @@ impl Session {
         to: SocketAddr,
         options: &ConnectOptions,
     ) -> Result<(Self, View), Error> {
-        Self::connect_on(&reactor(context)?, to, options)
+        Self::connect_on(&reactor(context, options)?, to, options)
     }
 
     /// As [`connect`](Self::connect), on a reactor that other sessions may share.

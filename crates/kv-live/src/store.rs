@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use remanence_verbs::Context;
@@ -143,7 +144,7 @@ impl Store {
         members: &[SocketAddr],
         options: &ConnectOptions,
     ) -> Result<Vec<(String, Said)>, Error> {
-        Members::find(&reactor(context)?, members, options)?.stats()
+        Members::find(&reactor(context, options)?, members, options)?.stats()
     }
 
     /// What each member of the store says of itself, in their order, or why it does not; empty if the store lies on one
@@ -264,6 +265,27 @@ impl Store {
     /// # Errors
     /// As [`put_many`](Self::put_many).
     pub fn change_many(&mut self, changes: &[Change<'_>]) -> Result<Vec<Result<Version, Error>>, Error> {
+        let outcomes = self.change_all(changes, false)?;
+        Ok(outcomes.into_iter().map(|outcome| outcome.expect("who waits has an answer")).collect())
+    }
+
+    /// The same, without waiting for others who are in the way, as writers of a key are, and the cleaning of its log: `None` of what they are
+    /// in the way of, which has not been made.
+    ///
+    /// # Errors
+    /// As [`change_many`](Self::change_many).
+    pub fn change_at_once(
+        &mut self,
+        changes: &[Change<'_>],
+    ) -> Result<Vec<Option<Result<Version, Error>>>, Error> {
+        self.change_all(changes, true)
+    }
+
+    fn change_all(
+        &mut self,
+        changes: &[Change<'_>],
+        at_once: bool,
+    ) -> Result<Vec<Option<Result<Version, Error>>>, Error> {
         let mut outcomes: Vec<Option<Result<Version, Error>>> = changes.iter().map(|_| None).collect();
         let mut lot: Vec<usize> = Vec::new();
         let mut bytes = 0;
@@ -273,21 +295,22 @@ impl Store {
             let len = change.value.map_or(0, <[u8]>::len);
             let again = !keys.insert(change.key);
             if !lot.is_empty() && (again || lot.len() == TOGETHER || bytes + len > TOGETHER_BYTES) {
-                self.change_lot(changes, std::mem::take(&mut lot), &mut outcomes)?;
+                self.change_lot(changes, std::mem::take(&mut lot), at_once, &mut outcomes)?;
                 bytes = 0;
                 keys = BTreeSet::from([change.key]);
             }
             lot.push(n);
             bytes += len;
         }
-        self.change_lot(changes, lot, &mut outcomes)?;
-        Ok(outcomes.into_iter().map(|outcome| outcome.expect("each has one")).collect())
+        self.change_lot(changes, lot, at_once, &mut outcomes)?;
+        Ok(outcomes)
     }
 
     fn change_lot(
         &mut self,
         changes: &[Change<'_>],
         mut lot: Vec<usize>,
+        at_once: bool,
         outcomes: &mut [Option<Result<Version, Error>>],
     ) -> Result<(), Error> {
         let since = Instant::now();
@@ -307,11 +330,17 @@ impl Store {
             let mut many = Many::new(lot.iter().map(one).collect());
             let mut next = Vec::new();
             let mut fenced;
-            match self.carry_out(&mut many) {
+            match self.carry_on(&mut many, |many| at_once && many.is_stopped()) {
                 Ok(done) => {
+                    let done: Vec<_> = match done {
+                        Some(done) => done.into_iter().map(Some).collect(),
+                        None => many.outcomes().map(|(_, done)| done.cloned()).collect(),
+                    };
+                    many.cancel(&mut self.client);
                     fenced = self.vouched().err();
                     let vouched = fenced.is_none();
                     for (n, outcome) in lot.iter().zip(done) {
+                        let Some(outcome) = outcome else { continue };
                         match outcome {
                             // Who was replaced cannot know what a key has now; what it has shipped stands.
                             Err(error) if !vouched && error.came_to_nothing() => next.push(*n),
@@ -511,6 +540,13 @@ impl Store {
         self.repeat(|store| store.session.ask(What::Compact, &[]).map(drop))
     }
 
+    /// The connection's descriptor, if it was connected with [one](ConnectOptions::descriptor): it becomes readable when something comes, until
+    /// this is called again. What came before does not count: who is to sleep has it [rest](Self::rest) behind this call.
+    #[must_use]
+    pub fn arm(&self) -> Option<BorrowedFd<'_>> {
+        self.session.reactor().arm()
+    }
+
     /// Does what the server may wait for: to be called now and then while idle, at least once per
     /// [lease](Session::lease). Who does not is cut off when the server changes its view, and connects again.
     ///
@@ -613,18 +649,29 @@ impl Store {
     }
 
     fn carry_out<O: Operation>(&mut self, operation: &mut O) -> Result<O::Output, Error> {
+        let output = self.carry_on(operation, |_| false)?;
+        Ok(output.expect("it waits for as long as it takes"))
+    }
+
+    /// The same, until it would have to wait for others and `stops`; it is to be cancelled then.
+    fn carry_on<O: Operation>(
+        &mut self,
+        operation: &mut O,
+        stops: impl Fn(&O) -> bool,
+    ) -> Result<Option<O::Output>, Error> {
         self.connector.look_ahead();
         let mut completions = Vec::new();
         let mut tries = 0;
         let output = loop {
             match operation.step(&mut self.client, self.session.now(), std::mem::take(&mut completions)) {
                 Progress::Post(verbs) => completions = self.session.post(verbs)?,
+                Progress::Again if stops(operation) => break None,
                 Progress::Again => {
                     tries += 1;
                     self.session.again(tries)?;
                     attend(&mut self.client, &mut self.session)?;
                 }
-                Progress::Done(output) => break output,
+                Progress::Done(output) => break Some(output),
             }
         };
         // What it brought stands, whatever becomes of the connection now.

@@ -46,9 +46,15 @@ pub trait Bell: Send + Sync {
     fn ring(&self);
 }
 
+impl fmt::Debug for dyn Bell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Bell")
+    }
+}
+
 /// The messages that wait for one connection.
 pub(crate) struct Mail {
-    bell: Option<Box<dyn Bell>>,
+    bell: Option<Arc<dyn Bell>>,
     waiting: Mutex<Waiting>,
     /// Whether something waits: looked at each time the connection has something to do.
     some: AtomicBool,
@@ -78,7 +84,7 @@ impl fmt::Debug for Mail {
 }
 
 impl Mail {
-    pub(crate) fn new(bell: Option<Box<dyn Bell>>) -> Self {
+    pub(crate) fn new(bell: Option<Arc<dyn Bell>>) -> Self {
         Self { bell, waiting: Mutex::default(), some: AtomicBool::new(false) }
     }
 
@@ -443,10 +449,7 @@ impl Channels {
             for receiver in receivers.values() {
                 match receiver.mail.put(shared, words) {
                     Put::Over => continue,
-                    Put::TooMuch if receiver.peer.kill() => {
-                        shared.stats.mail_closed.add(1);
-                        receiver.mail.ring();
-                    }
+                    Put::TooMuch if receiver.peer.kill() => shared.stats.mail_closed.add(1),
                     Put::TooMuch | Put::In => {}
                 }
                 count += 1;

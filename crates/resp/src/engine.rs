@@ -13,12 +13,14 @@ pub use crate::channels::Bell;
 use crate::channels::{Channels, Mail, Subscriptions};
 pub use crate::command::Long;
 use crate::command::{self, Call, Command, Transaction};
+use crate::holds::{Holds, Keys};
 use crate::joint::{Joined, Joint, Piece, Verdict};
 use crate::parts::{self, Applied, Folded};
 use crate::protocol::{Decoder, Limits, Request, Run, Version, Writer};
 use crate::stats::Stats;
 use crate::store::{Fetched, Key, Store, StoreError};
-use crate::value::UnixMs;
+use crate::sweep::Round;
+use crate::value::{Head, UnixMs};
 
 /// The version of Redis whose commands and texts these are.
 pub const REDIS_VERSION: &str = "7.0.15";
@@ -136,6 +138,8 @@ pub struct ConnectionInfo {
     /// One more than the number of the last command.
     last_command: AtomicU16,
     killed: AtomicBool,
+    /// Tells the thread that serves it.
+    bell: Option<Arc<dyn Bell>>,
     /// Channels and patterns that it has subscribed to.
     subscribed: [AtomicUsize; 2],
 }
@@ -155,7 +159,11 @@ impl ConnectionInfo {
 
     /// Asks for its end; `false`: somebody has before.
     pub(crate) fn kill(&self) -> bool {
-        !self.killed.swap(true, Ordering::Relaxed)
+        let is_first = !self.killed.swap(true, Ordering::SeqCst);
+        if is_first && let Some(bell) = &self.bell {
+            bell.ring();
+        }
+        is_first
     }
 
     /// It has subscribed to so many channels and patterns.
@@ -237,9 +245,13 @@ pub struct Shared {
     writes: Box<[AtomicU64]>,
     client_memory: AtomicU64,
     pub(crate) channels: Channels,
+    pub(crate) keys_held: Holds,
     folds: Mutex<Folds>,
     leaving: Mutex<Leavings>,
     leaving_due: AtomicBool,
+    /// From when on there is something to sweep, milliseconds of Unix time.
+    sweep_due: AtomicI64,
+    has_parts: AtomicBool,
     /// How many hashes wait for that.
     folds_due: AtomicUsize,
 }
@@ -306,9 +318,13 @@ impl Shared {
             writes: (0..WRITES).map(|_| AtomicU64::new(0)).collect(),
             client_memory: AtomicU64::new(0),
             channels: Channels::default(),
+            keys_held: Holds::default(),
             folds: Mutex::default(),
             leaving: Mutex::default(),
             leaving_due: AtomicBool::new(false),
+            // What others have left, at once.
+            sweep_due: AtomicI64::new(i64::MIN),
+            has_parts: AtomicBool::new(false),
             folds_due: AtomicUsize::new(0),
         }
     }
@@ -332,6 +348,17 @@ impl Shared {
         self.writes[place_of(key)].fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Whether any command holds keys.
+    #[must_use]
+    pub fn has_holds(&self) -> bool {
+        self.keys_held.any()
+    }
+
+    /// Gives back the keys of a command that [held](Session::hold) them.
+    pub fn give_back(&self, hold: u64) {
+        self.keys_held.give_back(hold);
+    }
+
     /// A number that is another one once this key has been written, by any connection of this gateway.
     pub(crate) fn writes_of(&self, key: Key<'_>) -> u64 {
         self.writes[place_of(key)].load(Ordering::Relaxed)
@@ -341,8 +368,41 @@ impl Shared {
         self.folds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The key has this value now: if it is a hash with many changes, they are to be [folded](Self::fold).
+    /// From this time on there is something to [sweep](crate::sweep).
+    pub fn sweep_by(&self, at: UnixMs) {
+        if at < self.sweep_due() {
+            self.sweep_due.fetch_min(at, Ordering::SeqCst);
+        }
+    }
+
+    /// When there is something to sweep; the largest number if that is not known.
+    #[must_use]
+    pub fn sweep_due(&self) -> UnixMs {
+        self.sweep_due.load(Ordering::SeqCst)
+    }
+
+    /// A round begins: what is told from here on is for the next one.
+    pub fn sweeps(&self) {
+        self.sweep_due.store(i64::MAX, Ordering::SeqCst);
+    }
+
+    /// A round is over.
+    pub fn swept(&self, round: Round) {
+        self.has_parts.store(round.has_parts, Ordering::Relaxed);
+        round.soonest.into_iter().for_each(|at| self.sweep_by(at));
+    }
+
+    /// Whether there are parts of hashes, which may be left behind.
+    #[must_use]
+    pub fn has_parts(&self) -> bool {
+        self.has_parts.load(Ordering::Relaxed)
+    }
+
+    /// The key has this value now: it may expire, and if it is a hash with many changes, they are to be [folded](Self::fold).
     pub(crate) fn fold_if_due(&self, key: Key<'_>, value: &[u8]) {
+        if let Ok((Head { expires: Some(at), .. }, _)) = Head::parse(value) {
+            self.sweep_by(at.saturating_add(1));
+        }
         if !parts::due(value, self.config.hash_whole) {
             return;
         }
@@ -368,6 +428,7 @@ impl Shared {
         let mut all = self.leaving.lock().unwrap_or_else(PoisonError::into_inner);
         if all.new.len() + all.due.len() < LEAVING_MAX {
             all.new.push(leaving);
+            self.sweep_by(i64::MIN);
         }
     }
 
@@ -434,8 +495,8 @@ impl Shared {
         self.folds().applied.get(&spaced(key)).copied()
     }
 
-    /// Takes a step of [folding](crate::parts) one of the hashes that were changed often; whether there was one that nobody else is at or
-    /// was faster to change. It changes nothing that anybody sees. What fails is done when the hash is changed the next time.
+    /// Takes a step of [folding](crate::parts) one of the hashes that were changed often; whether there was one that nobody else is at, is in
+    /// the way of, or was faster to change. It changes nothing that anybody sees. What fails is done when the hash is changed the next time.
     ///
     /// # Errors
     /// The error that the store gives.
@@ -451,19 +512,21 @@ impl Shared {
             (name, applied)
         };
         let key = Key { space: name[0], name: &name[1..] };
+        self.has_parts.store(true, Ordering::Relaxed);
         let folded = parts::fold(store, key, self.config.hash_whole, moment, applied);
         let mut folds = self.folds();
         folds.at.remove(&name);
         match folded {
             // Whoever changes the hash next has a chance to take the batch out before the next step.
             Ok(Folded::Applied(applied)) => drop(folds.applied.insert(name.clone(), applied)),
-            Ok(Folded::Late) => {}
+            Ok(Folded::Late) | Err(StoreError::InTheWay) => {}
             Ok(Folded::Done | Folded::More) | Err(_) => drop(folds.applied.remove(&name)),
         }
         if folded == Err(StoreError::Full) && folds.full.len() < FULL_MAX {
             folds.full.insert(name.clone());
         }
         // Where somebody has changed it meanwhile it is still to be done, and not at once.
+        let folded = if folded == Err(StoreError::InTheWay) { Ok(Folded::Late) } else { folded };
         if matches!(folded, Ok(Folded::Applied(_) | Folded::More | Folded::Late)) {
             folds.due.insert(name);
             self.folds_due.store(folds.due.len(), Ordering::Relaxed);
@@ -569,6 +632,20 @@ pub(crate) enum Replies {
     SkipNext,
 }
 
+/// What is behind a [part](Session::go_on) of a command.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Part {
+    /// It was the last one.
+    Last,
+    /// Another one follows it at once.
+    More,
+    /// The same is to be tried again, when others are not in the way any more.
+    Waits,
+}
+
+/// How long a command waits for others that are in the way of it.
+const PATIENCE_US: i64 = 30_000_000;
+
 /// One connection's state.
 #[derive(Debug)]
 pub struct Session {
@@ -592,6 +669,10 @@ pub struct Session {
     /// What the command has said comes unasked, whatever replies the connection wants.
     pub(crate) pushed: bool,
     work: usize,
+    /// Since when the command that was carried out last waits for others that are in the way of it, microseconds of Unix time.
+    waits_since: Option<i64>,
+    /// What that command has done so far, and does not do again: how many keys it has deleted, or that what it depends on holds.
+    pub(crate) so_far: Option<i64>,
 }
 
 impl Session {
@@ -611,6 +692,7 @@ impl Session {
         now_us: i64,
         bell: Option<Box<dyn Bell>>,
     ) -> Self {
+        let bell: Option<Arc<dyn Bell>> = bell.map(Arc::from);
         let peer = Arc::new(ConnectionInfo {
             id: shared.next_id.fetch_add(1, Ordering::Relaxed),
             address: address.to_owned(),
@@ -622,6 +704,7 @@ impl Session {
             last_us: AtomicI64::new(now_us),
             last_command: AtomicU16::new(0),
             killed: AtomicBool::new(false),
+            bell: bell.clone(),
             subscribed: Default::default(),
         });
         shared.peers().insert(peer.id, peer.clone());
@@ -642,6 +725,8 @@ impl Session {
             in_exec: false,
             pushed: false,
             work: 0,
+            waits_since: None,
+            so_far: None,
         }
     }
 
@@ -708,6 +793,10 @@ impl Session {
         self.work = self.work.saturating_add(work);
     }
 
+    pub(crate) const fn work(&self) -> usize {
+        self.work
+    }
+
     /// The [work](crate::store::Metered::work) of its commands in the store since this was asked last.
     pub const fn take_work(&mut self) -> usize {
         std::mem::replace(&mut self.work, 0)
@@ -731,7 +820,7 @@ impl Session {
     }
 
     /// Carries a request out and appends the reply to `out`. Which command it was, if it was one; the caller may add
-    /// what it took to [`Stats::of`].
+    /// what it took to [`Stats::of`]. It may have to [wait](Self::is_waiting).
     pub fn execute<S: Store>(
         &mut self,
         request: &Request<'_>,
@@ -746,6 +835,14 @@ impl Session {
         if let Some(command) = command {
             self.peer.last_command.store(command.id as u16 + 1, Ordering::Relaxed);
         }
+        if !self.is_waiting() {
+            self.replied(start, out);
+        }
+        command
+    }
+
+    /// A reply stands in `out` from `start` on, if the connection wants it.
+    fn replied(&mut self, start: usize, out: &mut Vec<u8>) {
         let unasked = std::mem::take(&mut self.pushed);
         match self.replies {
             Replies::On => {}
@@ -759,7 +856,49 @@ impl Session {
             Replies::SkipThis => self.replies = Replies::On,
             Replies::SkipNext => self.replies = Replies::SkipThis,
         }
-        command
+    }
+
+    /// Whether others are in the way of the command that was carried out last: it has said nothing, and is to be carried out again. Of one
+    /// that [runs alone](isolation) the keys are to be [held](Self::hold) meanwhile, as it may have changed some of them.
+    #[must_use]
+    pub const fn is_waiting(&self) -> bool {
+        self.waits_since.is_some()
+    }
+
+    /// Whether a command that others are in the way of may wait for them, or has waited for too long.
+    pub(crate) fn may_wait(&mut self, moment: Moment) -> bool {
+        let since = *self.waits_since.get_or_insert(moment.unix_us);
+        self.waits_since = (moment.unix_us - since < PATIENCE_US).then_some(since);
+        self.is_waiting()
+    }
+
+    /// The same of what came of one. Where it does not wait its end has been reached.
+    pub(crate) fn waits<T>(&mut self, done: &Result<T, command::Failure>, moment: Moment) -> bool {
+        let is_stopped = matches!(done, Err(command::Failure::Store(StoreError::InTheWay)));
+        let waits = is_stopped && self.may_wait(moment);
+        if !waits {
+            (self.waits_since, self.so_far) = (None, None);
+        }
+        waits
+    }
+
+    /// Whether one of these requests has to wait for a command that holds keys of its.
+    #[must_use]
+    pub fn is_barred(&self, run: &Run<'_>, shared: &Shared) -> bool {
+        shared.keys_held.any()
+            && !self.transaction.is_open()
+            && run.requests().any(|request| shared.keys_held.bar_all(&self.keys_of(&request)))
+    }
+
+    /// Holds the keys of a request, until they are [given back](Shared::give_back). Nothing may run beside this.
+    #[must_use]
+    pub fn hold(&self, request: &Request<'_>, shared: &Shared) -> u64 {
+        shared.keys_held.take(self.keys_of(request))
+    }
+
+    fn keys_of(&self, request: &Request<'_>) -> Keys {
+        let command = Command::find(request.word(0)).filter(|command| command.takes(request.len()));
+        command.map(|command| Keys::of(command, request, self.space)).unwrap_or_default()
     }
 
     /// Carries out requests that are [`alike`], or a single one, with the same replies as one after the other. The store is
@@ -785,8 +924,8 @@ impl Session {
         Some(command)
     }
 
-    /// The command of a request that goes over all keys, or as many as it names, which is then [carried out in parts](Self::go_on). `None`: it is another one,
-    /// or there is something wrong with it, which [`execute`](Self::execute) says.
+    /// The command of a request that goes over all keys, or as many as it names, or EXEC, which is then [carried out in parts](Self::go_on).
+    /// `None`: it is another one, or there is something wrong with it, which [`execute`](Self::execute) says.
     pub fn begin<S: Store>(
         &mut self,
         request: &Request<'_>,
@@ -798,22 +937,27 @@ impl Session {
         let command = Command::find(request.word(0))?;
         let long = match command.id {
             Id::Keys | Id::RandomKey | Id::DbSize | Id::FlushDb | Id::FlushAll => true,
-            Id::Exists | Id::Touch => request.len() > 1 + command::NAMED,
+            Id::Exists | Id::Touch | Id::MGet | Id::Del | Id::Unlink | Id::MSet | Id::MSetNx => {
+                command::is_large(command, request)
+            }
             Id::Publish => request.len() == 3 && shared.channels.takes_long(request.word(1)),
+            Id::Exec => self.transaction.is_ready(),
             _ => false,
         };
-        if !long || !command.takes(request.len()) || self.goes_alone(shared) {
+        let is_open = self.transaction.is_open() && command.id != Id::Exec;
+        if !long || !command.takes(request.len()) || self.stranger(shared) || is_open || self.only_listens() {
             return None;
         }
         let (mut nothing, version) = (Vec::new(), self.version);
         let reply = Writer::new(&mut nothing, version);
-        let call = Call { command, request, store, session: self, shared, moment, reply };
+        let mut call = Call { command, request, store, session: self, shared, moment, reply };
         let long = call.long().ok();
         self.peer.last_command.store(command.id as u16 + 1, Ordering::Relaxed);
         long
     }
 
-    /// Carries a part of it out. With the last one its reply is appended to `out`, and it is over: `true`.
+    /// Carries a part of it out. With the last one its reply is appended to `out`. What may not be [beside](Long::alone) another command holds
+    /// its keys from the first part to the last.
     pub fn go_on<S: Store>(
         &mut self,
         long: &mut Long,
@@ -821,22 +965,23 @@ impl Session {
         shared: &Shared,
         moment: Moment,
         out: &mut Vec<u8>,
-    ) -> bool {
+    ) -> Part {
         let start = out.len();
-        let done = match long.step(store, shared, moment.now(), &mut Writer::new(out, self.version)) {
-            Ok(None) => return false,
-            Ok(Some(work)) => {
-                self.worked(work);
-                Ok(())
-            }
-            Err(failure) => Err(failure),
-        };
+        let done = long.step(self, store, shared, moment, out);
+        let waits = self.waits(&done, moment);
+        if waits || matches!(done, Ok(None)) {
+            long.hold(shared);
+            return if waits { Part::Waits } else { Part::More };
+        }
+        long.give_back(shared);
+        let done = done.map(|work| self.worked(work.unwrap_or(0)));
         command::count(shared, long.command, &done);
         if let Err(failure) = done {
             command::answer_failure(self, shared, &failure, start, out);
         }
         self.peer.last_us.store(moment.unix_us, Ordering::Relaxed);
-        true
+        self.replied(start, out);
+        Part::Last
     }
 
     /// Whether requests of this connection can be put off: their replies are simply the commands'.
@@ -862,26 +1007,21 @@ impl Session {
         command
     }
 
-    /// The new reply to a command whose answer did not hold, appended to `out`. One that comes again is put off again; without a
-    /// `joint` it is carried out at once. It is counted once.
+    /// The new reply to a command whose answer did not hold, appended to `out`. One that comes again is put off again. It is counted once.
     ///
     /// # Panics
     /// Never: what was carried out can be read again.
     pub fn mend<S: Store>(
         &mut self,
         (piece, verdict): (&Piece, Verdict),
-        (store, joint): (&mut S, Option<&mut Joint>),
+        (store, joint): (&mut S, &mut Joint),
         shared: &Shared,
         moment: Moment,
         out: &mut Vec<u8>,
     ) {
-        if let Verdict::Failed(error) = verdict {
-            command::answer_failure(self, shared, &error.into(), out.len(), out);
-            return;
-        }
-        match joint {
-            Some(joint) => self.again(piece, &mut Joined { store, joint }, shared, moment, out),
-            None => self.repeat(piece, store, shared, moment, out),
+        match verdict {
+            Verdict::Failed(error) => command::answer_failure(self, shared, &error.into(), out.len(), out),
+            _ => self.again(piece, &mut Joined { store, joint }, shared, moment, out),
         }
     }
 
@@ -894,26 +1034,15 @@ impl Session {
         moment: Moment,
         out: &mut Vec<u8>,
     ) {
-        self.repeat(piece, joined, shared, moment, out);
-        joined.joint.note_again(piece);
-    }
-
-    fn repeat<S: Store>(
-        &mut self,
-        piece: &Piece,
-        store: &mut S,
-        shared: &Shared,
-        moment: Moment,
-        out: &mut Vec<u8>,
-    ) {
         // It has been within the client's limits.
         let mut decoder =
             Decoder::new(Limits { bulk: usize::MAX >> 1, request: usize::MAX >> 1, words: 1 << 30 });
         decoder.push(&piece.request);
         let request = decoder.next(false).ok().flatten().expect("a request that was encoded");
         self.repeating = true;
-        command::dispatch(self, &request, store, shared, moment, out);
+        command::dispatch(self, &request, joined, shared, moment, out);
         self.repeating = false;
+        joined.joint.note_again(piece);
     }
 
     /// Tells the peer that there is no memory for what it wants; the connection is to be closed.

@@ -11,7 +11,8 @@
 //! can tell in which order the changes of different keys are made, or whether one that another has replaced ever was.
 //!
 //! Where others are in the way of a change, as a store that cleans its log may be for a while, the other ones are made, and that one and its
-//! commands [wait](Joint::write_at_once): whoever serves many does something else meanwhile, and tries again.
+//! commands [wait](Joint::write): whoever serves many does something else meanwhile, and tries again. So they do while a command on several
+//! keys holds the key.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -41,6 +42,10 @@ pub struct Joint {
     /// The entry that the command under way has looked at.
     touched: Option<usize>,
     version: u64,
+    /// All of it has waited for others.
+    waited: bool,
+    /// The command that it is of holds its keys.
+    pub(crate) hold: Option<u64>,
 }
 
 /// What is known of one key that the commands looked at.
@@ -132,6 +137,10 @@ impl Entry {
         self.freeing > 0 && self.others > 0 && self.base != Base::Unseen
     }
 
+    fn is_free(&self) -> bool {
+        self.verdict != Verdict::Waits
+    }
+
     fn key(&self) -> Key<'_> {
         Key { space: self.name[0], name: &self.name[1..] }
     }
@@ -174,73 +183,32 @@ impl Joint {
     }
 
     /// Has the store write all of it, and returns the commands whose answers do not hold, with the reasons, in the order in which they
-    /// were carried out. Nothing is put off from here on.
+    /// were carried out. What others are in the way of stays here, with its commands, to be written again; of anything else nothing is put off
+    /// from here on.
     ///
     /// # Panics
     /// The store does not answer for each change.
     pub fn write<S: Store + ?Sized>(&mut self, store: &mut S, shared: &Shared) -> Vec<(Piece, Verdict)> {
-        self.write_by(false, store, shared).0
-    }
-
-    /// The same, of what nobody is in the way of. The rest is returned as well, to be tried again.
-    ///
-    /// # Panics
-    /// The store does not answer for each change.
-    pub fn write_at_once<S: Store + ?Sized>(
-        &mut self,
-        store: &mut S,
-        shared: &Shared,
-    ) -> (Vec<(Piece, Verdict)>, Self) {
-        self.write_by(true, store, shared)
-    }
-
-    /// Gives up what has waited for too long, for this reason.
-    pub fn give_up(&mut self, why: &StoreError) -> Vec<(Piece, Verdict)> {
-        let left = self.pieces.drain(..).map(|piece| (piece, Verdict::Failed(why.clone()))).collect();
-        self.clear();
-        left
-    }
-
-    /// Whose commands these are.
-    pub fn owners(&self) -> impl Iterator<Item = usize> {
-        self.pieces.iter().map(|piece| piece.owner)
-    }
-
-    /// Bytes of the values that are to be written.
-    #[must_use]
-    pub fn value_bytes(&self) -> usize {
-        let bytes = |entry: &Entry| match &entry.now {
-            Now::Value(value, _) => value.len(),
-            Now::Same | Now::Gone => 0,
-        };
-        self.entries.iter().map(bytes).sum()
-    }
-
-    fn write_by<S: Store + ?Sized>(
-        &mut self,
-        at_once: bool,
-        store: &mut S,
-        shared: &Shared,
-    ) -> (Vec<(Piece, Verdict)>, Self) {
-        let changed: Vec<usize> =
-            (0..self.entries.len()).filter(|n| self.entries[*n].change().is_some()).collect();
+        for entry in &mut self.entries {
+            if shared.keys_held.bar(entry.key(), entry.change().is_some(), self.hold) {
+                entry.verdict = Verdict::Waits;
+            }
+        }
+        let is_changed = |n: &usize| self.entries[*n].is_free() && self.entries[*n].change().is_some();
+        let changed: Vec<usize> = (0..self.entries.len()).filter(is_changed).collect();
         let changes: Vec<Change<'_>> = changed.iter().filter_map(|n| self.entries[*n].change()).collect();
         let mut done = Vec::with_capacity(changes.len());
-        if at_once && !changes.is_empty() {
-            store.change_at_once(&changes, &mut done);
-        } else if !changes.is_empty() {
-            let mut all = Vec::with_capacity(changes.len());
-            store.change_many(&changes, &mut all);
-            done.extend(all.into_iter().map(Some));
+        if !changes.is_empty() {
+            store.change_many(&changes, &mut done);
         }
         assert_eq!(done.len(), changes.len(), "a store answers for each change");
         let mut verdicts = Vec::with_capacity(done.len());
         for ((change, n), done) in changes.iter().zip(&changed).zip(done) {
             let unconditional = change.condition == Condition::Always;
-            let Some(done) = done else {
+            if done == Err(StoreError::InTheWay) {
                 verdicts.push(Verdict::Waits);
                 continue;
-            };
+            }
             verdicts.push(match done {
                 // To delete what is not there is no failure.
                 Ok(there) if there || unconditional => Verdict::Done,
@@ -260,38 +228,64 @@ impl Joint {
                 shared.fold_if_due(change.key, value);
             }
         }
-        let any = !changes.is_empty();
+        // What has waited comes behind what was written meanwhile.
+        let any = !changes.is_empty() || self.waited;
         for (n, verdict) in changed.into_iter().zip(verdicts) {
             self.entries[n].verdict = verdict;
         }
         for entry in &mut self.entries {
             entry.verify(store, any);
         }
-        let (mut left, mut waiting) = (Vec::new(), Self::default());
+        let mut left = Vec::new();
+        let (mut pieces, mut places) = (Vec::new(), BTreeMap::new());
         if self.entries.iter().any(|entry| entry.verdict != Verdict::Done) {
-            let mut places = BTreeMap::new();
             for piece in self.pieces.drain(..) {
                 match self.entries[piece.entry].verdict.clone() {
                     Verdict::Done => {}
                     Verdict::Waits => {
                         let next = places.len();
                         let entry = *places.entry(piece.entry).or_insert(next);
-                        waiting.pieces.push(Piece { entry, ..piece });
+                        pieces.push(Piece { entry, ..piece });
                     }
                     verdict => left.push((piece, verdict)),
                 }
             }
-            let mut waits: Vec<(usize, Entry)> = self
-                .entries
-                .drain(..)
-                .enumerate()
-                .filter_map(|(n, entry)| Some((*places.get(&n)?, Entry { verdict: Verdict::Done, ..entry })))
-                .collect();
-            waits.sort_unstable_by_key(|(place, _)| *place);
-            waiting.entries.extend(waits.into_iter().map(|(_, entry)| entry));
         }
+        let mut waits: Vec<(usize, Entry)> = self
+            .entries
+            .drain(..)
+            .enumerate()
+            .filter_map(|(n, entry)| Some((*places.get(&n)?, Entry { verdict: Verdict::Done, ..entry })))
+            .collect();
+        waits.sort_unstable_by_key(|(place, _)| *place);
         self.clear();
-        (left, waiting)
+        self.entries.extend(waits.into_iter().map(|(_, entry)| entry));
+        self.waited = !pieces.is_empty();
+        self.pieces = pieces;
+        left
+    }
+
+    /// Gives up what has waited for too long.
+    pub fn give_up(&mut self) -> Vec<(Piece, Verdict)> {
+        let why = Verdict::Failed(StoreError::InTheWay);
+        let left = self.pieces.drain(..).map(|piece| (piece, why.clone())).collect();
+        self.clear();
+        left
+    }
+
+    /// Whose commands these are.
+    pub fn owners(&self) -> impl Iterator<Item = usize> {
+        self.pieces.iter().map(|piece| piece.owner)
+    }
+
+    /// Bytes of the values that are to be written.
+    #[must_use]
+    pub fn value_bytes(&self) -> usize {
+        let bytes = |entry: &Entry| match &entry.now {
+            Now::Value(value, _) => value.len(),
+            Now::Same | Now::Gone => 0,
+        };
+        self.entries.iter().map(bytes).sum()
     }
 
     fn clear(&mut self) {
@@ -300,6 +294,7 @@ impl Joint {
         self.pieces.clear();
         self.bytes = 0;
         self.touched = None;
+        self.waited = false;
     }
 
     /// Notes a command that has just been carried out, if what it answered depends on the store's taking it.
@@ -356,6 +351,9 @@ impl Joint {
 impl Entry {
     /// Looks again at what was only looked at, if there was something to come before it: `any`.
     fn verify<S: Store + ?Sized>(&mut self, store: &mut S, any: bool) {
+        if !self.is_free() {
+            return;
+        }
         if self.moved {
             self.verdict = Verdict::Again;
             return;

@@ -35,6 +35,7 @@ pub mod engine;
 pub mod float80;
 pub mod fuzzing;
 pub mod glob;
+mod holds;
 pub mod joint;
 pub mod memory;
 pub mod number;

@@ -81,6 +81,8 @@ pub struct Stats {
     pub mail_closed: Counter,
     /// Times a connection was not read from, since it did not read its replies.
     pub throttled: Counter,
+    /// Times that the wait of a thread ended, with something to do or with nothing.
+    pub wakeups: Counter,
     by_command: Vec<CommandStats>,
     by_error: Mutex<BTreeMap<String, u64>>,
 }
@@ -105,6 +107,7 @@ impl Default for Stats {
             memory_closed: Counter::default(),
             mail_closed: Counter::default(),
             throttled: Counter::default(),
+            wakeups: Counter::default(),
             by_command: COMMANDS.iter().map(|_| CommandStats::default()).collect(),
             by_error: Mutex::default(),
         }
@@ -161,6 +164,7 @@ impl Stats {
             &self.memory_closed,
             &self.mail_closed,
             &self.throttled,
+            &self.wakeups,
         ];
         counters.into_iter().for_each(Counter::reset);
         for command in &self.by_command {

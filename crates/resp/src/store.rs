@@ -8,6 +8,9 @@
 //! A handle belongs to one thread; threads have handles of their own on one store.
 
 use std::ops::Range;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Duration;
 
 /// Bytes from the start of a value that [`Store::head`] and [`Store::scan`] give: enough to tell what it is and when it
 /// expires.
@@ -96,6 +99,12 @@ pub enum StoreError {
     /// The store cannot be reached, or failed: the reason, as a sentence.
     #[error("ERR the store did not answer: {0}")]
     Unavailable(String),
+    /// Others are in the way of a change: writers of the key, or a store that cleans its log and has no room before that is done. It
+    /// has not been made, and may be tried again.
+    #[error(
+        "ERR the store did not answer: others have been in the way for too long: writers of the key, or the cleaning of its log"
+    )]
+    InTheWay,
     /// A stored value that this crate did not write.
     #[error("ERR the value of this key was not written by a Redis client: use the store's own")]
     Foreign,
@@ -139,10 +148,11 @@ pub trait Store {
         Ok(version)
     }
 
-    /// Writes a value if the condition holds; whether it did.
+    /// Writes a value if the condition holds; whether it did. As no change does, it does not wait for others who are in the way for longer
+    /// than an answer takes.
     ///
     /// # Errors
-    /// [`StoreError`]
+    /// [`StoreError`]; among them [`StoreError::InTheWay`].
     fn put(&mut self, key: Key<'_>, value: &[u8], condition: Condition) -> Result<bool, StoreError>;
 
     /// Reads several values at once: appends each to `values`, and to `found`, in the order of the keys, where it is (anything may
@@ -179,14 +189,6 @@ pub trait Store {
         }
     }
 
-    /// The same, without waiting for others who are in the way for longer than an answer takes: `None` of what they are in the way of,
-    /// which has not been made, and may be tried again.
-    fn change_at_once(&mut self, changes: &[Change<'_>], done: &mut Vec<Option<Result<bool, StoreError>>>) {
-        let mut all = Vec::with_capacity(changes.len());
-        self.change_many(changes, &mut all);
-        done.extend(all.into_iter().map(Some));
-    }
-
     /// Deletes a value if there is one and the condition holds; whether it did.
     ///
     /// # Errors
@@ -212,8 +214,22 @@ pub trait Store {
         random
     }
 
-    /// Does what can wait, if anything does: called some ten times a second. What fails here fails the next operation.
-    fn rest(&mut self) {}
+    /// Does what can wait, if anything does: called a tenth of a second or so after something was done, and when the store [wants](Self::wake_by)
+    /// it; and in so much time, if a time comes back, though nothing is done. What fails here fails the next operation.
+    fn rest(&mut self) -> Option<Duration> {
+        None
+    }
+
+    /// From here on the store calls this, from whatever thread, when it wants to be [given a rest](Self::rest) though nobody does anything.
+    fn wake_by(&mut self, wake: Arc<dyn Fn() + Send + Sync>) {
+        drop(wake);
+    }
+
+    /// A descriptor that becomes readable when the store wants to be [given a rest](Self::rest), if it has one: to be asked for before each
+    /// rest.
+    fn descriptor(&mut self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 
     /// What there is to say of the store in INFO: names, as Redis would write them, and values. The section is left out if there
     /// is nothing.
@@ -308,12 +324,6 @@ impl<S: Store + ?Sized> Store for Metered<'_, S> {
         self.store.change_many(changes, done);
     }
 
-    fn change_at_once(&mut self, changes: &[Change<'_>], done: &mut Vec<Option<Result<bool, StoreError>>>) {
-        let bytes = changes.iter().map(|change| change.value.map_or(0, <[u8]>::len)).sum();
-        self.did(changes.len(), bytes);
-        self.store.change_at_once(changes, done);
-    }
-
     fn delete(&mut self, key: Key<'_>, condition: Condition) -> Result<bool, StoreError> {
         self.did(1, 0);
         self.store.delete(key, condition)
@@ -339,8 +349,8 @@ impl<S: Store + ?Sized> Store for Metered<'_, S> {
         self.store.anywhere(random)
     }
 
-    fn rest(&mut self) {
-        self.store.rest();
+    fn rest(&mut self) -> Option<Duration> {
+        self.store.rest()
     }
 
     fn facts(&mut self) -> Vec<(&'static str, String)> {

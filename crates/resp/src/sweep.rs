@@ -30,6 +30,15 @@ impl Swept {
 /// Parts of hashes that are looked at where one key would be.
 const PARTS: usize = 5;
 
+/// What a whole round has come by.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Round {
+    /// When the first of the keys has expired that it has left.
+    pub soonest: Option<UnixMs>,
+    /// There are parts of hashes.
+    pub has_parts: bool,
+}
+
 /// Where the round is.
 #[derive(Clone, Debug, Default)]
 pub struct Sweep {
@@ -37,6 +46,8 @@ pub struct Sweep {
     /// The parts of the database's hashes, not its keys.
     parts: bool,
     cursor: u64,
+    round: Round,
+    is_over: bool,
 }
 
 impl Sweep {
@@ -55,17 +66,23 @@ impl Sweep {
         if self.parts {
             // There are many of them, and most are looked at in vain.
             let swept = parts::sweep(store, self.space, self.cursor, count * PARTS);
+            self.round.has_parts |= swept.as_ref().is_ok_and(|(_, swept)| swept.looked > 0);
             self.go_on(swept.as_ref().map(|(next, _)| *next).ok(), databases);
             return swept.map(|(_, swept)| swept);
         }
-        let (mut expired, mut looked) = (Vec::new(), 0);
+        let (mut expired, mut looked, mut soonest) = (Vec::new(), 0, self.round.soonest);
         let next = store.scan(self.space, self.cursor, count, &mut |name, head| {
             looked += 1;
             // Values of others are not ours to judge.
-            if Head::parse(head).is_ok_and(|(head, _)| head.expired(now)) {
+            let Ok((head, _)) = Head::parse(head) else { return };
+            if head.expired(now) {
                 expired.push(name.to_vec());
+            } else if let Some(at) = head.expires {
+                let at = at.saturating_add(1);
+                soonest = Some(soonest.map_or(at, |soonest| soonest.min(at)));
             }
         });
+        self.round.soonest = soonest;
         let space = self.space;
         self.go_on(next.as_ref().ok().copied(), databases);
         next?;
@@ -75,14 +92,23 @@ impl Sweep {
             // It may have been written again since: the version decides.
             head.clear();
             let Some(version) = store.head(key, &mut head)? else { continue };
-            if Head::parse(&head).is_ok_and(|(head, _)| head.expired(now))
-                && store.delete(key, Condition::Is(version))?
-            {
-                deleted += 1;
+            if !Head::parse(&head).is_ok_and(|(head, _)| head.expired(now)) {
+                continue;
+            }
+            match store.delete(key, Condition::Is(version)) {
+                Ok(gone) => deleted += u64::from(gone),
+                // It is for the next round.
+                Err(StoreError::InTheWay) => self.round.soonest = Some(now),
+                Err(error) => return Err(error),
             }
         }
         stats.expired.add(deleted);
         Ok(Swept { looked, deleted })
+    }
+
+    /// What the round has come by that the last step has ended, if it has.
+    pub fn take_round(&mut self) -> Option<Round> {
+        std::mem::take(&mut self.is_over).then(|| std::mem::take(&mut self.round))
     }
 
     /// Goes to where the next step begins; nothing: behind what could not be looked at.
@@ -93,7 +119,8 @@ impl Sweep {
                 self.parts = !self.parts;
                 if !self.parts {
                     let last = databases.clamp(1, DATABASES_MAX) - 1;
-                    self.space = if u16::from(self.space) >= last { 0 } else { self.space + 1 };
+                    self.is_over = u16::from(self.space) >= last;
+                    self.space = if self.is_over { 0 } else { self.space + 1 };
                 }
             }
             Some(next) => self.cursor = next,
@@ -128,5 +155,30 @@ mod tests {
             (0..60).map(|_| sweep.step(&mut store, &stats, 3, 1000, 10).unwrap().deleted).sum();
         assert_eq!((deleted, stats.expired.get()), (100, 100));
         assert_eq!((0..3).map(|space| store.count(space).unwrap().unwrap()).sum::<u64>(), 200);
+    }
+
+    #[test]
+    fn a_round_tells_when_the_next_key_expires() {
+        let mut store = MemoryStore::default();
+        for (space, expires) in [(0, None), (0, Some(3000)), (1, Some(2000)), (2, Some(500))] {
+            let mut value = Vec::new();
+            Head { kind: Kind::String, expires }.emit(&mut value);
+            store.put(Key { space, name: b"key" }, &value, Condition::Always).unwrap();
+        }
+        let (mut sweep, stats) = (Sweep::default(), Stats::default());
+        let mut round = |now| {
+            for step in 1.. {
+                sweep.step(&mut store, &stats, 3, now, 10).unwrap();
+                if let Some(round) = sweep.take_round() {
+                    return (round.soonest, step);
+                }
+            }
+            unreachable!("it comes to an end")
+        };
+        // Each database, and the parts of its hashes.
+        assert_eq!(round(2000), (Some(2001), 6));
+        assert_eq!(round(2001), (Some(3001), 6));
+        assert_eq!(round(3001), (None, 6));
+        assert_eq!(stats.expired.get(), 3);
     }
 }

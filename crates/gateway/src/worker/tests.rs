@@ -9,7 +9,7 @@ use std::sync::mpsc;
 
 use mio::Waker;
 use remanence_resp::memory::MemoryStore;
-use remanence_resp::store::{Change, Condition, Key, StoreLimits, Version};
+use remanence_resp::store::{Condition, Key, StoreLimits, Version};
 
 use super::*;
 use crate::connection::{COMMAND, NEW};
@@ -42,6 +42,8 @@ impl<S: Store> Host<S> {
             alone: RwLock::default(),
             turn: Mutex::default(),
             contended: AtomicUsize::new(0),
+            sweeps_at: AtomicI64::new(i64::MIN),
+            rates: Mutex::default(),
         };
         let worker = Worker::new(0, poll, inbox, store, Arc::new(common));
         Self { worker, events: Events::with_capacity(1024) }
@@ -73,11 +75,12 @@ impl<S: Store> Host<S> {
     /// One round; how many commands it carried out.
     fn round(&mut self) -> u64 {
         let before = self.commands();
-        self.worker.gather(&mut self.events, Duration::ZERO);
+        self.worker.gather(&mut self.events, Some(Duration::ZERO));
         self.worker.serve();
         self.worker.write_joint();
         // Nobody waits for the pauses between attempts.
-        let next = self.worker.waiting.iter().map(|waiting| waiting.next).max();
+        let paused = self.worker.paused.iter().map(|(next, _)| *next);
+        let next = self.worker.waiting.iter().map(|waiting| waiting.next).chain(paused).max();
         self.worker.write_waiting(next.unwrap_or_else(Instant::now));
         self.commands() - before
     }
@@ -321,8 +324,18 @@ fn what_names_many_keys_or_is_compared_with_long_patterns_is_carried_out_in_part
     listener.read();
     let names = "$5\r\nthere\r\n$6\r\nabsent\r\n".repeat(2000);
     let channel = "a".repeat(20_000);
+    let of = |name: &str, each: usize, words: &str| format!("*{}\r\n{name}\r\n{words}", 2000 * each + 1);
+    let keys: String = (1000..3000).map(|n| format!("$7\r\nkey{n}\r\n")).collect();
+    let pairs: String = (1000..3000).map(|n| format!("$7\r\nkey{n}\r\n$1\r\nv\r\n")).collect();
+    let values = format!("*2000\r\n{}", "$1\r\nv\r\n".repeat(2000));
     // Each with its reply, and how many rounds it takes at least.
     let cases = [
+        (of("$4\r\nMSET", 2, &pairs), "+OK\r\n", 2000 / 512),
+        (of("$4\r\nMGET", 1, &keys), values.as_str(), 2000 / 64),
+        (of("$6\r\nMSETNX", 2, &pairs), ":0\r\n", 1),
+        (of("$3\r\nDEL", 1, &keys), ":2000\r\n", 2000 / 512),
+        (of("$6\r\nMSETNX", 2, &pairs), ":1\r\n", 2 * 2000 / 512),
+        (of("$6\r\nUNLINK", 1, &keys), ":2000\r\n", 2000 / 512),
         (format!("*4001\r\n$6\r\nEXISTS\r\n{names}"), ":2000\r\n", 4000 / 64),
         (format!("*4001\r\n$5\r\nTOUCH\r\n{names}"), ":2000\r\n", 4000 / 64),
         (format!("*3\r\n$7\r\nPUBLISH\r\n$20000\r\n{channel}\r\n$1\r\nm\r\n"), ":1\r\n", 2),
@@ -340,13 +353,57 @@ fn what_names_many_keys_or_is_compared_with_long_patterns_is_carried_out_in_part
                 break replied;
             }
         };
-        assert_eq!(replied, reply.as_bytes());
+        assert_eq!(String::from_utf8_lossy(&replied), reply);
         assert!(rounds >= least, "{rounds} rounds for {}", &request[..20]);
     }
     for _ in 0..4 {
         host.round();
     }
     assert!(listener.read().ends_with(b"$1\r\nm\r\n"), "and the message has come");
+}
+
+#[test]
+fn between_the_parts_of_a_command_on_many_keys_nobody_comes_to_one_of_them() {
+    let pairs = |value: &str| (1000..3000).map(|n| format!(" key{n} {value}")).collect::<String>();
+    let names: String = (1000..3000).map(|n| format!(" key{n}")).collect();
+    let cases = [
+        (format!("MSET{}", pairs("new")), "+OK\r\n", "*2\r\n$3\r\nnew\r\n$3\r\nnew\r\n"),
+        (format!("DEL{names}"), ":2000\r\n", "*2\r\n$-1\r\n$-1\r\n"),
+        (
+            format!("MULTI\r\nMSET{0}\r\nMSET{0}\r\nEXEC", pairs("new")),
+            "*2\r\n+OK\r\n+OK\r\n",
+            "*2\r\n$3\r\nnew\r\n$3\r\nnew\r\n",
+        ),
+    ];
+    for (command, reply, seen) in cases {
+        let mut host = Host::new();
+        let (mut many, mut reader, mut writer) = (host.known(), host.known(), host.known());
+        host.send(&mut many, format!("MSET{}\r\n", pairs("old")).as_bytes());
+        while many.read().is_empty() {
+            host.round();
+        }
+        // What is put off beside the first part is written behind the last one.
+        writer.feed(b"APPEND key2999 x\r\n");
+        host.send(&mut many, format!("{command}\r\n").as_bytes());
+        while !host.worker.common.shared.has_holds() {
+            host.round();
+        }
+        reader.feed(b"MGET key1000 key2998\r\n");
+        let (mut replied, mut waited) = (Vec::new(), 0);
+        while !replied.ends_with(reply.as_bytes()) {
+            assert!(reader.read().is_empty(), "{}: the half of it was seen", &command[..9]);
+            host.round();
+            replied.extend(many.read());
+            waited += 1;
+            assert!(waited < 100, "it comes to no end");
+        }
+        let mut came = Vec::new();
+        while came.len() < seen.len() {
+            host.round();
+            came.extend(reader.read());
+        }
+        assert_eq!(String::from_utf8_lossy(&came), seen);
+    }
 }
 
 #[test]
@@ -385,22 +442,11 @@ impl Store for Obstructed {
     }
 
     fn put(&mut self, key: Key<'_>, value: &[u8], condition: Condition) -> Result<bool, StoreError> {
-        assert!(!self.stops(key), "the thread waits, and nobody is served");
-        self.store.put(key, value, condition)
-    }
-
-    fn change_at_once(&mut self, changes: &[Change<'_>], done: &mut Vec<Option<Result<bool, StoreError>>>) {
-        for Change { key, value, condition } in changes {
-            let free = !self.stops(*key);
-            done.push(free.then(|| match value {
-                Some(value) => self.store.put(*key, value, *condition),
-                None => self.store.delete(*key, *condition),
-            }));
-        }
+        if self.stops(key) { Err(StoreError::InTheWay) } else { self.store.put(key, value, condition) }
     }
 
     fn delete(&mut self, key: Key<'_>, condition: Condition) -> Result<bool, StoreError> {
-        self.store.delete(key, condition)
+        if self.stops(key) { Err(StoreError::InTheWay) } else { self.store.delete(key, condition) }
     }
 
     fn scan(
@@ -480,4 +526,150 @@ fn no_more_waits_than_there_is_room_for_and_what_has_no_room_comes_behind_it() {
         }
         assert_eq!(came, reply);
     }
+}
+
+#[test]
+fn what_changes_several_keys_waits_with_its_connection_and_nobody_sees_the_half_of_it() {
+    // What is there before, the commands, what they answer, and what is at `free` and `way` then.
+    let both = "*2\r\n$1\r\n1\r\n$1\r\n2\r\n";
+    let cases = [
+        ("PING", "MSET free 1 way 2", "+OK\r\n", both),
+        ("PING", "MSETNX free 1 way 2", ":1\r\n", both),
+        ("MSET free 1 way 2", "DEL free way", ":2\r\n", "*2\r\n$-1\r\n$-1\r\n"),
+        ("MSET free 1 way 2", "UNLINK way free way", ":2\r\n", "*2\r\n$-1\r\n$-1\r\n"),
+        ("SET free 1", "RENAME free way", "+OK\r\n", "*2\r\n$-1\r\n$1\r\n1\r\n"),
+        ("SET way 1", "RENAMENX way free", ":1\r\n", "*2\r\n$1\r\n1\r\n$-1\r\n"),
+        (
+            "PING",
+            "MULTI\r\nSET free 5\r\nSET way 6\r\nMSET free 1 way3 4\r\nDECRBY way 4\r\nEXEC",
+            "+OK\r\n+QUEUED\r\n+QUEUED\r\n+QUEUED\r\n+QUEUED\r\n*4\r\n+OK\r\n+OK\r\n+OK\r\n:2\r\n",
+            both,
+        ),
+        ("PING", "CLIENT REPLY SKIP\r\nMSETNX free 1 way 2\r\nPING", "+PONG\r\n", both),
+    ];
+    for (before, commands, replies, after) in cases {
+        let is = Rc::new(Cell::new(false));
+        let mut host = Host::over(Obstructed { store: MemoryStore::default(), is: Rc::clone(&is) });
+        let (mut several, mut good) = (host.known(), host.known());
+        let (mut reader, mut writer) = (host.known(), host.known());
+        good.feed(format!("{before}\r\n").as_bytes());
+        while good.read().is_empty() {
+            host.round();
+        }
+        is.set(true);
+        // One that has been put off before it, in the same round, is not written in the middle of it either.
+        writer.feed(b"APPEND free x\r\n");
+        several.feed(format!("{commands}\r\n").as_bytes());
+        host.round();
+        reader.feed(b"MGET free way\r\n");
+        for _ in 0..10 {
+            good.feed(b"SET g x\r\nGET g\r\n");
+            host.round();
+            assert_eq!(good.read(), b"+OK\r\n$1\r\nx\r\n", "{commands}: others are served in each round");
+            assert!(reader.read().is_empty(), "{commands}: the half of it was seen");
+            assert!(writer.read().is_empty(), "{commands}: its key was written in the middle of it");
+        }
+        drop(writer);
+        is.set(false);
+        let (mut replied, mut seen) = (Vec::new(), Vec::new());
+        for _ in 0..20 {
+            host.round();
+            replied.extend(several.read());
+            seen.extend(reader.read());
+        }
+        assert_eq!(String::from_utf8_lossy(&replied), replies, "{commands}");
+        let seen = String::from_utf8_lossy(&seen).into_owned();
+        let appended = seen.replace("$2\r\n1x", "$1\r\n1").replace("$1\r\nx\r\n", "$-1\r\n");
+        assert_eq!(appended, after, "{commands}: {seen}");
+        assert!(!host.worker.common.shared.has_holds(), "{commands}: its keys are free again");
+    }
+}
+
+#[test]
+fn what_is_said_to_a_connection_without_replies_waits_too_and_a_connection_that_goes_gives_its_keys_back() {
+    let is = Rc::new(Cell::new(true));
+    let mut host = Host::over(Obstructed { store: MemoryStore::default(), is: Rc::clone(&is) });
+    let (mut silent, mut good) = (host.known(), host.known());
+    silent.feed(b"CLIENT REPLY OFF\r\nSET way 1\r\nSET way 2\r\nCLIENT REPLY ON\r\n");
+    for _ in 0..5 {
+        good.feed(b"PING\r\n");
+        host.round();
+        assert_eq!(good.read(), b"+PONG\r\n");
+    }
+    is.set(false);
+    while silent.read() != b"+OK\r\n" {
+        host.round();
+    }
+    good.feed(b"GET way\r\n");
+    host.round();
+    assert_eq!(good.read(), b"$1\r\n2\r\n");
+    is.set(true);
+    for commands in [&b"MSET free 3 way 4\r\n"[..], b"MULTI\r\nMSET free 3 way 4\r\nEXEC\r\n"] {
+        let mut several = host.known();
+        several.feed(commands);
+        for _ in 0..3 {
+            host.round();
+        }
+        assert!(host.worker.common.shared.has_holds());
+        host.worker.leave(2);
+        assert!(!host.worker.common.shared.has_holds());
+    }
+}
+
+#[test]
+fn an_idle_worker_has_nothing_to_wake_up_for() {
+    let mut host = Host::new();
+    host.worker.listeners = Some(Listeners::default());
+    let clients: Vec<_> = (0..10).map(|_| host.known()).collect();
+    let idles = |host: &mut Host| {
+        let mut dues = 0;
+        while let Some(due) = host.worker.next_due(Instant::now()) {
+            // As if that was long ago.
+            for connection in host.worker.guests.iter().flatten() {
+                connection.session().peer().touch(process::unix_us() - 2 * RELAX.as_micros() as i64);
+            }
+            host.worker.on_time(due);
+            dues += 1;
+            assert!(dues < 10, "it wakes up for ever");
+        }
+        assert!(!host.worker.has_work());
+        dues
+    };
+    // A rest of the store, a look at the connections, a round of the sweep.
+    assert!(idles(&mut host) > 2);
+    assert_eq!(idles(&mut host), 0);
+    let mut client = host.known();
+    client.feed(b"SET key value PX 1\r\nSET other value PX 100000\r\n");
+    while client.read().is_empty() {
+        host.round();
+    }
+    assert!(host.worker.common.shared.sweep_due() <= process::unix_ms() + 2, "and one for what expires");
+    drop(clients);
+}
+
+#[test]
+fn who_is_killed_goes_at_once_and_its_command_is_carried_out_before() {
+    let is = Rc::new(Cell::new(true));
+    let mut host = Host::over(Obstructed { store: MemoryStore::default(), is: Rc::clone(&is) });
+    let (mut silent, mut busy, mut good) = (host.known(), host.known(), host.known());
+    busy.feed(b"MSET free 1 way 2\r\n");
+    silent.feed(b"CLIENT ID\r\n");
+    host.round();
+    let ids = ["1", "2"];
+    assert_eq!(silent.read(), b":1\r\n");
+    for id in ids {
+        good.feed(format!("CLIENT KILL ID {id}\r\n").as_bytes());
+        host.round();
+        assert_eq!(good.read(), b":1\r\n");
+    }
+    host.round();
+    let there = |host: &Host<Obstructed>, place: usize| host.worker.guests[place].is_some();
+    assert!(!there(&host, 0) && there(&host, 1));
+    is.set(false);
+    while there(&host, 1) {
+        host.round();
+    }
+    good.feed(b"MGET free way\r\n");
+    host.round();
+    assert_eq!(good.read(), b"*2\r\n$1\r\n1\r\n$1\r\n2\r\n");
 }

@@ -294,6 +294,19 @@ fn keys_that_expired_are_swept_without_being_asked_for() {
 }
 
 #[test]
+fn an_idle_gateway_does_not_wake_up() {
+    let gateway = start(Options { threads: 3, ..options() });
+    let mut clients: Vec<Client> = (0..5).map(|_| Client::connect(&gateway)).collect();
+    clients.iter_mut().for_each(|client| _ = client.run("SET key value"));
+    // What these few events make it wake up for does not depend on the time that passes.
+    std::thread::sleep(Duration::from_secs(5));
+    let woken = gateway.shared().stats.wakeups.get();
+    assert!(woken < 100, "{woken} wake-ups");
+    clients.iter_mut().for_each(|client| assert_eq!(client.run("GET key"), bulk("value")));
+    gateway.stop();
+}
+
+#[test]
 fn a_stopping_gateway_answers_what_it_has_received() {
     for _ in 0..5 {
         let gateway = start(options());

@@ -13,6 +13,9 @@ use std::time::{Duration, Instant};
 use common::{Client, PATIENCE, bulk, ok, options};
 use remanence_gateway::live::Connector;
 use remanence_gateway::{Gateway, Options};
+use remanence_kv::client::{Completion, RemoteMemory as _, Verb};
+use remanence_kv::proto::{Expect, Reply, Request};
+use remanence_kv_live::{ConnectOptions, PutOptions, Server, ServerOptions, Stop, Store};
 use remanence_resp::protocol::Frame;
 use remanence_resp::store::StoreError;
 use store::{Served, connector, context};
@@ -89,6 +92,85 @@ fn commands_pipelines_and_info_go_through_a_live_store() {
     assert!(text.contains("\nremanence_gateway_store_connected 2\n"), "{text}");
     common::check_openmetrics(text.split_once("\r\n\r\n").unwrap().1);
     gateway.stop();
+}
+
+#[test]
+fn what_a_native_client_is_in_the_way_of_waits_and_the_thread_serves_others() {
+    let directory = tempfile::tempdir().unwrap();
+    // Nobody is cut off because the machine is busy.
+    let file = ServerOptions::file(directory.path().join("store")).size(16 << 20).lease(PATIENCE);
+    let mut server = Server::bind(&context("127.9.37.1"), file).unwrap();
+    let (address, stop) = (server.addr(), Stop::new());
+    let stopping = stop.clone();
+    let serving = std::thread::spawn(move || server.run(&stopping));
+    let (_, mut native) =
+        Store::connect(&context("127.9.37.3"), address, ConnectOptions::default()).unwrap().into_parts();
+    let connector = connector(&context("127.9.37.2"), address);
+    let gateway = gateway(&connector, Options { threads: 1, ..options() });
+    let (mut client, mut other) = (Client::connect(&gateway), Client::connect(&gateway));
+    // By the first byte of a name, which is the database.
+    let ask = Request::Put { key: b"\0held".to_vec(), len: 5, expires: 0, expect: Expect::Any };
+    for line in ["SET held 1", "MSET held 2 free 2", "MULTI\r\nINCR held\r\nMSET held 3 free 3\r\nEXEC"] {
+        let reserved = match native.post(vec![Verb::Call(ask.clone())]).unwrap().pop() {
+            Some(Completion::Reply(Reply::Reserved(reserved))) => reserved,
+            reply => panic!("{reply:?}"),
+        };
+        client.send(format!("{line}\r\n").as_bytes());
+        for n in 0..20 {
+            assert_eq!(other.run(&format!("SET other {n}")), ok());
+        }
+        // It was not cut off: the thread did not wait for that.
+        native.post(vec![Verb::Call(Request::Abandon { version: reserved.version })]).unwrap();
+        for _ in 0..line.lines().count() {
+            let reply = client.reply().unwrap();
+            assert!(!matches!(reply, Frame::Error(_)), "{line}: {reply:?}");
+        }
+    }
+    assert_eq!(other.run("MGET held free"), Frame::Array(vec![bulk("3"), bulk("3")]));
+    gateway.stop();
+    stop.ask();
+    serving.join().unwrap().unwrap();
+}
+
+#[test]
+fn an_idle_gateway_sleeps_and_hears_at_once_what_its_store_elsewhere_waits_for() {
+    let directory = tempfile::tempdir().unwrap();
+    // Who says nothing would be waited for longer than this test waits.
+    let file = ServerOptions::file(directory.path().join("store")).size(16 << 20).lease(PATIENCE * 20);
+    let mut server = Server::bind(&context("127.9.38.1"), file.clean_by_itself(false)).unwrap();
+    let (address, stop) = (server.addr(), Stop::new());
+    let stopping = stop.clone();
+    let serving = std::thread::spawn(move || server.run(&stopping));
+    let connector = connector(&context("127.9.38.2"), address);
+    let gateway = gateway(&connector, Options { threads: 2, ..options() });
+    let mut client = Client::connect(&gateway);
+    assert_eq!(client.run("SET key value"), ok());
+    let mut native = Store::connect(&context("127.9.38.3"), address, ConnectOptions::default()).unwrap();
+    for round in 0..3 {
+        for n in 0..100 {
+            native.put(format!("key {n}").as_bytes(), &vec![round; 2000], PutOptions::default()).unwrap();
+        }
+        native.compact().unwrap();
+        let since = Instant::now();
+        loop {
+            native.rest().unwrap();
+            let stats = native.stats().unwrap();
+            if stats.to_clean == 0 && !stats.usage.cleaning {
+                break;
+            }
+            assert!(since.elapsed() < PATIENCE, "cleaning waits for the gateway: {stats:?}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+    // What was begun ends, in so many wake-ups; nothing comes from here on.
+    let before = gateway.shared().stats.wakeups.get();
+    std::thread::sleep(Duration::from_secs(5));
+    let woken = gateway.shared().stats.wakeups.get() - before;
+    assert!(woken < 50, "{woken} wake-ups");
+    assert_eq!(client.run("GET key"), bulk("value"));
+    gateway.stop();
+    stop.ask();
+    serving.join().unwrap().unwrap();
 }
 
 #[test]

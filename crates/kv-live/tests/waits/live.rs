@@ -8,7 +8,9 @@ use common::{Host, PATIENCE, SIZE, client};
 use remanence_kv::client::{Completion, RemoteMemory as _, Verb};
 use remanence_kv::proto::{Expect, Refusal, Reply, Request};
 use remanence_kv::view::Mode;
-use remanence_kv_live::{ConnectOptions, Error, PutOptions, Server, ServerOptions, Stop, Store, inspect};
+use remanence_kv_live::{
+    Change, ConnectOptions, Error, PutOptions, Server, ServerOptions, Stop, Store, inspect,
+};
 use remanence_pmem::{FileOptions, Region};
 
 /// Of a server that is to cut somebody off: the others must have been heard of within it on a busy machine too.
@@ -355,6 +357,32 @@ fn who_holds_a_key_up_is_cut_off() {
     let late = holder.post(vec![Verb::Write { at: reserved.at + 16, bytes: vec![0xee; 64] }]);
     assert!(late.is_err(), "{late:?}");
     assert_eq!(store.get(b"key").expect("a GET").expect("it is there").value, b"after");
+}
+
+#[test]
+fn whoever_does_not_wait_for_others_makes_what_they_are_not_in_the_way_of() {
+    let host = Host::new(SIZE, |options| options);
+    let (_, mut holder) = client(&host).into_parts();
+    let ask = Request::Put { key: b"held".to_vec(), len: 5, expires: 0, expect: Expect::Any };
+    let reserved = match holder.post(vec![Verb::Call(ask)]).expect("a reply").pop() {
+        Some(Completion::Reply(Reply::Reserved(reserved))) => reserved,
+        other => panic!("{other:?}"),
+    };
+    let mut store = client(&host);
+    let change = |key, value| Change { key, value: Some(value), expect: Expect::Any, ttl: None };
+    // A short value by the server, a long one by the client itself.
+    let long = vec![7; 100_000];
+    for value in [&b"short"[..], &long] {
+        let done = store.change_at_once(&[change(b"held", value), change(b"free", value)]).expect("changes");
+        assert!(matches!(&done[..], [None, Some(Ok(_))]), "{done:?}");
+        assert_eq!(store.get(b"free").expect("a GET").expect("it is there").value, value);
+    }
+    holder
+        .post(vec![Verb::Call(Request::Abandon { version: reserved.version })])
+        .expect("it was not cut off");
+    let done = store.change_at_once(&[change(b"held", &long)]).expect("changes");
+    assert!(matches!(&done[..], [Some(Ok(_))]), "{done:?}");
+    assert_eq!(store.get(b"held").expect("a GET").expect("it is there").value, long);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Client, Completion, Operation, Progress, Verb};
+use super::{Change, Client, Completion, Operation, Progress, Verb};
 use crate::proto::{BATCH_MAX, Reply, Request};
 
 /// Runs operations of one kind together. Each round posts what all of them want: messages become one batch, writes that are
@@ -87,6 +87,14 @@ impl<O: Operation> Many<O> {
             Progress::Again => drop(self.resting.insert(operation)),
             Progress::Done(output) => round.outputs.push((operation, output)),
         }
+    }
+}
+
+impl Many<Change> {
+    /// Whether all that are not done wait for others, and have left no trace: they may be [cancelled](Operation::cancel), and tried again.
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        self.outcomes().all(|(change, done)| done.is_some() || !change.is_writing())
     }
 }
 

@@ -27,9 +27,18 @@ impl<S: Store> Call<'_, S> {
         let deletions: Vec<_> = there.into_iter().map(delete).collect();
         self.store.change_many(&deletions, &mut done);
         assert_eq!(done.len(), deletions.len(), "a store answers for each deletion");
-        let mut deleted = 0;
+        let (mut deleted, mut failure) = (self.session.so_far.take().unwrap_or(0), None);
         for (deletion, done) in deletions.into_iter().zip(done) {
-            deleted += i64::from(done? || self.store.delete(deletion.key, Condition::Always)?);
+            let gone = done.and_then(|gone| Ok(gone || self.store.delete(deletion.key, Condition::Always)?));
+            match gone {
+                Ok(gone) => deleted += i64::from(gone),
+                Err(error) => failure = failure.or(Some(error)),
+            }
+        }
+        if let Some(error) = failure {
+            // Those that are gone are counted once, if it is carried out again.
+            self.session.so_far = Some(deleted);
+            return Err(error.into());
         }
         self.reply.integer(deleted);
         Ok(())
@@ -71,10 +80,11 @@ impl<S: Store> Call<'_, S> {
             }
             return Ok(());
         }
-        if only_new && self.head(to)?.is_some() {
+        if only_new && self.session.so_far.is_none() && self.head(to)?.is_some() {
             self.reply.flag(false);
             return Ok(());
         }
+        self.session.so_far = Some(0);
         // First the new name: a crash between the two leaves the value under both, and never under none.
         self.overwrite(to, item.head, item.payload())?;
         self.store.delete(self.key_of(from), Condition::Always)?;

@@ -1,29 +1,41 @@
 //! Commands that go over all keys: `db.c`. How long they take depends on how many there are, so they are carried out in parts, each
 //! of which is short, and whoever carries them out serves others in between: KEYS, RANDOMKEY, FLUSHDB and FLUSHALL, and DBSIZE
-//! as long as a store has not counted its keys. So are those that look at as many keys as they name, which are small beside that, EXISTS and
-//! TOUCH, and PUBLISH where a name is to be compared with many long patterns. Inside a transaction all parts follow each other.
+//! as long as a store has not counted its keys. So are those that name [many keys](Several), PUBLISH where a name is to be compared with many long
+//! patterns, and EXEC. Inside a transaction all parts of a command follow each other.
 
-use super::{Call, Done, SYNTAX};
+use std::ops::Range;
+
+use super::transaction::Exec;
+use super::{Call, Command, Done, Id, SYNTAX, carry_out, wrong_arity};
 use crate::channels::Search;
-use crate::engine::Shared;
+use crate::engine::{Moment, Session, Shared};
 use crate::glob;
+use crate::holds::Keys;
+use crate::number::parse_i64;
 use crate::parts::{self, DATABASES_MAX};
-use crate::protocol::Writer;
-use crate::store::{HEAD_LEN, Key, OPERATION, Store};
+use crate::protocol::{Request, Writer};
+use crate::store::{Metered, OPERATION, Store};
 use crate::value::{Head, UnixMs};
 
 /// Keys that a part looks at, about.
 const PART: usize = 1024;
-/// Keys that EXISTS looks at in a part: those of a request with no more are looked at at one time.
-pub(crate) const NAMED: usize = 64;
+/// Of those that a command names, keys that are read in a part, and that are written, for whom the store waits once for its medium; and bytes
+/// of values, about.
+const READ: usize = 64;
+const WRITTEN: usize = 512;
+const BYTES: usize = 1 << 20;
 
 /// A command that is under way.
 #[derive(Debug)]
 pub struct Long {
-    pub(crate) command: &'static super::Command,
+    pub(crate) command: &'static Command,
     space: u8,
     cursor: u64,
     what: What,
+    /// Whom it waits for before it begins, and between its parts if it is nothing that is one moment.
+    keys: Keys,
+    /// It holds them.
+    hold: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -43,16 +55,13 @@ enum What {
         parts: bool,
     },
     Count,
-    /// Of some names, from a place on.
-    Exists {
-        names: Vec<Vec<u8>>,
-        found: i64,
-    },
+    Several(Several),
     Publish {
         channel: Vec<u8>,
         message: Vec<u8>,
         search: Search,
     },
+    Exec(Box<Exec>),
 }
 
 impl Long {
@@ -61,26 +70,80 @@ impl Long {
     pub fn bytes(&self) -> usize {
         match &self.what {
             What::Keys { bytes, .. } => *bytes,
-            What::Exists { names, .. } => names.iter().map(|name| name.len() + size_of::<Vec<u8>>()).sum(),
+            What::Several(several) => several.bytes(),
             What::Publish { channel, message, search } => channel.len() + message.len() + search.bytes(),
+            What::Exec(exec) => exec.bytes(),
             _ => 0,
         }
     }
 
     /// Which command it is.
     #[must_use]
-    pub const fn id(&self) -> super::Id {
+    pub const fn id(&self) -> Id {
         self.command.id
     }
 
-    /// Whether nothing may run beside one of its parts: it changes what it comes by.
+    /// Whether nothing may run beside its next part: it changes what it comes by, or is to be one moment and does not hold its keys yet.
     #[must_use]
     pub const fn alone(&self) -> bool {
-        matches!(self.what, What::Flush { .. })
+        matches!(self.what, What::Flush { .. }) || self.is_one_moment() && self.hold.is_none()
+    }
+
+    /// Whether nobody comes between its parts to one of its keys.
+    #[must_use]
+    pub const fn is_one_moment(&self) -> bool {
+        matches!(self.what, What::Exec(_) | What::Several(_))
+    }
+
+    /// Whether it has to wait for another one that holds keys of its.
+    #[must_use]
+    pub fn is_barred(&self, shared: &Shared) -> bool {
+        self.hold.is_none() && shared.keys_held.bar_all(&self.keys)
+    }
+
+    /// Has its keys kept as they are until its end.
+    pub(crate) fn hold(&mut self, shared: &Shared) {
+        if self.is_one_moment() && self.hold.is_none() {
+            self.hold = Some(shared.keys_held.take(self.keys.clone()));
+            if let What::Exec(exec) = &mut self.what {
+                exec.holds(self.hold);
+            }
+        }
+    }
+
+    /// It is over, or will not be carried out to its end.
+    pub fn give_back(&mut self, shared: &Shared) {
+        if let Some(hold) = self.hold.take() {
+            shared.give_back(hold);
+        }
     }
 
     /// Carries a part out; with the last one comes the reply, and the work that it was beside what each part is.
     pub(crate) fn step<S: Store>(
+        &mut self,
+        session: &mut Session,
+        store: &mut S,
+        shared: &Shared,
+        moment: Moment,
+        out: &mut Vec<u8>,
+    ) -> Done<Option<usize>> {
+        let is_over = match &mut self.what {
+            What::Exec(exec) => exec.step(session, store, shared, moment, out)?,
+            What::Several(several) => several.step(self.command, session, store, shared, moment, out)?,
+            _ => {
+                return self.step_by_itself(
+                    store,
+                    shared,
+                    moment.now(),
+                    &mut Writer::new(out, session.version),
+                );
+            }
+        };
+        Ok(is_over.then_some(0))
+    }
+
+    /// The same of one that is not made of other commands.
+    fn step_by_itself<S: Store>(
         &mut self,
         store: &mut S,
         shared: &Shared,
@@ -139,29 +202,6 @@ impl Long {
                 Some(count) => reply.integer(count as i64),
                 None => return Ok(None),
             },
-            What::Exists { names, found } => {
-                let from = self.cursor as usize;
-                let mut head = Vec::with_capacity(HEAD_LEN);
-                for name in names.iter().skip(from).take(NAMED) {
-                    head.clear();
-                    let key = Key { space: self.space, name };
-                    // What expired is left to whoever sweeps.
-                    let there = store.head(key, &mut head)?.is_some();
-                    let there = there && !Head::parse(&head)?.0.expired(now);
-                    let stats = &shared.stats;
-                    if there {
-                        stats.hits.add(1)
-                    } else {
-                        stats.misses.add(1)
-                    }
-                    *found += i64::from(there);
-                }
-                self.cursor += NAMED as u64;
-                if from + NAMED < names.len() {
-                    return Ok(None);
-                }
-                reply.integer(*found);
-            }
             What::Publish { channel, message, search } => {
                 if !shared.channels.search(channel, search) {
                     return Ok(None);
@@ -170,28 +210,144 @@ impl Long {
                 reply.integer(count as i64);
                 return Ok(Some(count.saturating_mul(OPERATION + message.len())));
             }
+            What::Several(_) | What::Exec(_) => unreachable!("it is made of other commands"),
         }
         Ok(Some(0))
     }
 }
 
+/// A command on many keys, carried out as several on fewer. Its keys are held meanwhile, so that nobody sees but one state of them.
+#[derive(Debug)]
+struct Several {
+    bytes: Vec<u8>,
+    /// Where the words of the request are there.
+    words: Vec<Range<usize>>,
+    /// The first of those that are left.
+    at: usize,
+    /// Keys of a part at most.
+    most: usize,
+    /// It looks first whether it is to change anything.
+    looks: bool,
+    sum: i64,
+    replies: Vec<u8>,
+}
+
+/// Keys of a part of such a command.
+const fn most(id: Id) -> usize {
+    if matches!(id, Id::Exists | Id::Touch | Id::MGet) { READ } else { WRITTEN }
+}
+
+/// Whether a request on several keys is more than one part.
+pub(crate) fn is_large(command: &Command, request: &Request<'_>) -> bool {
+    let keys = (request.len() - 1) / command.keys[2].max(1) as usize;
+    keys > most(command.id) || keys > 1 && request.words(1).map(<[u8]>::len).sum::<usize>() > BYTES
+}
+
+impl Several {
+    fn new(command: &Command, request: &Request<'_>) -> Self {
+        let (mut bytes, mut words) = (Vec::new(), Vec::with_capacity(request.len()));
+        for word in request.words(0) {
+            words.push(bytes.len()..bytes.len() + word.len());
+            bytes.extend_from_slice(word);
+        }
+        let looks = command.id == Id::MSetNx;
+        Self { bytes, words, at: 1, most: most(command.id), looks, sum: 0, replies: Vec::new() }
+    }
+
+    const fn bytes(&self) -> usize {
+        self.bytes.capacity() + self.words.capacity() * size_of::<Range<usize>>() + self.replies.capacity()
+    }
+
+    /// Carries a part out; whether it was the last one, with which comes the reply.
+    fn step<S: Store>(
+        &mut self,
+        command: &'static Command,
+        session: &mut Session,
+        store: &mut S,
+        shared: &Shared,
+        moment: Moment,
+        out: &mut Vec<u8>,
+    ) -> Done<bool> {
+        let (each, mut end, mut bytes) = (command.keys[2].max(1) as usize, self.at, 0);
+        while end < self.words.len() && (end - self.at) / each < self.most && bytes < BYTES {
+            bytes += self.words[end..end + each].iter().map(ExactSizeIterator::len).sum::<usize>();
+            end += each;
+        }
+        let words: Vec<_> =
+            std::iter::once(&self.words[0]).chain(&self.words[self.at..end]).cloned().collect();
+        let request = Request::new(&self.bytes, &words);
+        let is_last = end == self.words.len();
+        let mut part = Vec::new();
+        if self.looks {
+            let (reply, store) = (Writer::new(&mut part, session.version), &mut Metered::new(store));
+            let mut call = Call { command, request: &request, store, session, shared, moment, reply };
+            let absent = call.are_absent()?;
+            let work = call.store.work();
+            session.worked(work);
+            if !absent {
+                Writer::new(out, session.version).flag(false);
+            }
+            (self.looks, self.at) = if is_last { (false, 1) } else { (true, end) };
+            return Ok(!absent);
+        }
+        if command.id == Id::MSetNx {
+            // It has been looked at.
+            session.so_far = Some(0);
+        }
+        carry_out(session, command, &request, store, shared, moment, &mut part)?;
+        match command.id {
+            Id::MSet | Id::MSetNx => {}
+            Id::MGet => {
+                let head = part.iter().position(|byte| *byte == b'\n').map_or(0, |end| end + 1);
+                self.replies.extend_from_slice(&part[head..]);
+                // Values may be large.
+                self.most = (BYTES / (part.len() / (end - self.at) + 1)).clamp(1, READ);
+            }
+            _ => self.sum += part.get(1..part.len() - 2).and_then(parse_i64).unwrap_or(0),
+        }
+        self.at = end;
+        if is_last {
+            let mut reply = Writer::new(out, session.version);
+            match command.id {
+                Id::MSet => reply.ok(),
+                Id::MSetNx => reply.flag(true),
+                Id::MGet => {
+                    reply.array(self.words.len() - 1);
+                    reply.written(&self.replies);
+                }
+                _ => reply.integer(self.sum),
+            }
+        }
+        Ok(is_last)
+    }
+}
+
 impl<S: Store> Call<'_, S> {
     /// The command that is called, if it is one of these and nothing is wrong with it.
-    pub(crate) fn long(&self) -> Done<Long> {
+    pub(crate) fn long(&mut self) -> Done<Long> {
         let (mut space, mut cursor) = (self.session.space, 0);
+        let mut keys = Keys::of(self.command, self.request, space);
         let what = match self.command.id {
-            super::Id::Keys => What::Keys { pattern: self.word(1).to_vec(), names: Vec::new(), bytes: 0 },
-            super::Id::RandomKey => {
+            Id::Keys => What::Keys { pattern: self.word(1).to_vec(), names: Vec::new(), bytes: 0 },
+            Id::RandomKey => {
                 cursor = self.store.anywhere(self.moment.random);
                 What::RandomKey { from_start: cursor == 0 }
             }
-            super::Id::DbSize => What::Count,
-            super::Id::Exists | super::Id::Touch => {
-                What::Exists { names: self.request.words(1).map(<[u8]>::to_vec).collect(), found: 0 }
+            Id::DbSize => What::Count,
+            Id::MSet | Id::MSetNx if self.request.len().is_multiple_of(2) => {
+                return Err(wrong_arity(self.command.name));
             }
-            super::Id::Publish => {
+            Id::Del | Id::Unlink | Id::Exists | Id::Touch | Id::MGet | Id::MSet | Id::MSetNx => {
+                What::Several(Several::new(self.command, self.request))
+            }
+            Id::Publish => {
                 let (channel, message) = (self.word(1).to_vec(), self.word(2).to_vec());
                 What::Publish { channel, message, search: Search::default() }
+            }
+            Id::Exec => {
+                let exec = Exec::begin(self.session, self.moment)?;
+                keys = exec.keys();
+                What::Exec(Box::new(exec))
             }
             id => {
                 match self.request.len() {
@@ -200,20 +356,20 @@ impl<S: Store> Call<'_, S> {
                     _ => return Err(SYNTAX.into()),
                 }
                 let mut last = space;
-                if id == super::Id::FlushAll {
+                if id == Id::FlushAll {
                     let databases = self.shared.config.databases.clamp(1, DATABASES_MAX);
                     (space, last) = (0, databases as u8 - 1);
                 }
                 What::Flush { last, parts: false }
             }
         };
-        Ok(Long { command: self.command, space, cursor, what })
+        Ok(Long { command: self.command, space, cursor, what, keys, hold: None })
     }
 
     /// All parts, one after the other.
     pub(super) fn run_whole(&mut self) -> Done {
         let (mut long, now) = (self.long()?, self.now());
-        while long.step(self.store, self.shared, now, &mut self.reply)?.is_none() {}
+        while long.step_by_itself(self.store, self.shared, now, &mut self.reply)?.is_none() {}
         Ok(())
     }
 }

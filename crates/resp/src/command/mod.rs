@@ -29,7 +29,7 @@ use crate::store::{Condition, Key, Metered, Store, StoreError, Version};
 use crate::value::{Head, Kind, UnixMs};
 
 pub use long::Long;
-pub(crate) use long::NAMED;
+pub(crate) use long::is_large;
 pub(crate) use run::dispatch_run;
 pub use table::{COMMANDS, Command, Id};
 pub(crate) use transaction::Transaction;
@@ -212,7 +212,7 @@ pub(crate) fn dispatch<S: Store>(
     };
     let failure = match (found, refusal) {
         (Some(command), None) if session.transaction.takes(command.id) => {
-            let queued = session.transaction.queue(request);
+            let queued = session.transaction.queue(command, request, session.space);
             if queued.is_ok() {
                 Writer::new(out, session.version).simple("QUEUED");
             }
@@ -223,6 +223,10 @@ pub(crate) fn dispatch<S: Store>(
         }
         (Some(command), None) => {
             let done = carry_out(session, command, request, store, shared, moment, out);
+            if session.waits(&done, moment) {
+                out.truncate(start);
+                return found;
+            }
             if !session.repeating {
                 count(shared, command, &done);
             }
@@ -518,7 +522,7 @@ impl<'a, S: Store> Call<'a, S> {
         match self.store.delete(key, Condition::Is(version)) {
             Ok(gone) => self.shared.stats.expired.add(u64::from(gone)),
             // It takes room until somebody may write, and is served to nobody.
-            Err(StoreError::ReadOnly) => {}
+            Err(StoreError::ReadOnly | StoreError::InTheWay) => {}
             Err(error) => return Err(error.into()),
         }
         Ok(())
@@ -596,7 +600,7 @@ impl<'a, S: Store> Call<'a, S> {
                 // What expired goes as it would have on any other look at the key.
                 Change::Keep if expired => match self.store.delete(key, condition) {
                     Ok(_) => true,
-                    Err(StoreError::ReadOnly) => return Ok(answer),
+                    Err(StoreError::ReadOnly | StoreError::InTheWay) => return Ok(answer),
                     Err(error) => return Err(error.into()),
                 },
                 Change::Keep => true,

@@ -153,15 +153,24 @@ impl<'a, S: Store> Call<'a, S> {
         if self.request.len().is_multiple_of(2) {
             return Err(wrong_arity(self.command.name));
         }
-        for index in (1..self.request.len()).step_by(2) {
-            if self.head(self.word(index))?.is_some() {
-                self.reply.flag(false);
-                return Ok(());
-            }
+        if self.session.so_far.is_none() && !self.are_absent()? {
+            self.reply.flag(false);
+            return Ok(());
         }
+        self.session.so_far = Some(0);
         self.overwrite_all()?;
         self.reply.flag(true);
         Ok(())
+    }
+
+    /// Whether none of the keys of pairs is there.
+    pub(super) fn are_absent(&mut self) -> Done<bool> {
+        for index in (1..self.request.len()).step_by(2) {
+            if self.head(self.word(index))?.is_some() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     pub(super) fn getset(&mut self) -> Done {

@@ -2,7 +2,8 @@
 //!
 //! What follows MULTI is looked at, queued, and carried out by EXEC, one command after the other, on a [`Joint`]: the store is waited for
 //! once for many. A command that fails there takes none of the others back. What is wrong with a request when it is queued discards all of them. That nothing runs beside
-//! EXEC is the caller's part, as for every command on several keys ([`isolation`](crate::engine::isolation)).
+//! EXEC is the caller's part, as for every command on several keys ([`isolation`](crate::engine::isolation)). Where others are in the way of a
+//! change, or there is much to do, it is carried out in [parts](super::Long), and holds its keys between them.
 //!
 //! A watched key has changed if its version is another one than at WATCH. Versions do not come again, so a value that was
 //! replaced by the same one counts as changed, as in Redis. A key that was absent has no version: it has changed if it, or
@@ -12,13 +13,16 @@
 //! ([`Config::transactions`](crate::engine::Config)), *and so is everything behind it until EXEC or DISCARD*: libraries send
 //! a transaction in one go, and what is carried out of one that was refused is carried out again when it is repeated.
 
+use std::collections::VecDeque;
+
 use super::{
     ATTEMPTS, CONTENDED, Call, Command, Done, Failure, Id, answer_failure, carry_out, count, wrong_arity,
 };
 use crate::engine::{Joins, Moment, Session, Shared, joins};
+use crate::holds::Keys;
 use crate::joint::{Joined, Joint, Mended, Piece, Verdict};
 use crate::protocol::{Decoder, Limits, Request, Writer};
-use crate::store::{Key, Store, Version};
+use crate::store::{Key, Store, StoreError, Version};
 use crate::value::Head;
 
 const NESTED: &str = "ERR MULTI calls can not be nested";
@@ -36,6 +40,8 @@ const REFUSED_BEHIND: &str =
 const ROUNDS: usize = 3;
 /// Steps in which changes of large hashes are brought into their parts, each time the store has been given something.
 const FOLDS: usize = 2;
+/// Work that is done before others are served.
+const PART: usize = 64 * 1024;
 /// Bytes of the requests of a transaction at most, as encoded: as many as one request may have.
 const QUEUE_MAX: usize = 1 << 30;
 /// Keys that a connection may watch, and bytes of their names.
@@ -55,6 +61,8 @@ struct Queue {
     /// The requests, one behind the other, as a client would send them.
     bytes: Vec<u8>,
     requests: usize,
+    /// What they are about.
+    keys: Keys,
     /// A request was wrong: EXEC will discard all of them.
     spoilt: bool,
     /// MULTI itself was refused.
@@ -82,6 +90,11 @@ impl Transaction {
         self.queue.is_some()
     }
 
+    /// Whether EXEC will carry something out.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.queue.as_ref().is_some_and(|queue| !queue.spoilt && !queue.refused)
+    }
+
     /// Bytes that it keeps.
     pub(crate) fn bytes(&self) -> usize {
         self.queue.as_ref().map_or(0, |queue| queue.bytes.len()) + self.watched_bytes
@@ -99,7 +112,7 @@ impl Transaction {
         }
     }
 
-    pub(super) fn queue(&mut self, request: &Request<'_>) -> Done {
+    pub(super) fn queue(&mut self, command: &Command, request: &Request<'_>, space: u8) -> Done {
         let Some(queue) = &mut self.queue else { return Ok(()) };
         if queue.refused {
             return Err(REFUSED_BEHIND.into());
@@ -113,6 +126,9 @@ impl Transaction {
         if !queue.spoilt {
             request.encode(&mut queue.bytes);
             queue.requests += 1;
+            queue.keys.add_all(command, request, space);
+            // Of which database the keys behind it are is not known.
+            queue.keys.all |= command.id == Id::Select;
         }
         Ok(())
     }
@@ -206,7 +222,7 @@ pub(super) fn subcommand(command: &Command, request: &Request<'_>) -> Option<&'s
     SUBCOMMANDS.iter().find(of).map(|(_, name, _)| *name)
 }
 
-/// EXEC, whose request is as it must be.
+/// EXEC, whose request is as it must be: all parts, one after the other.
 pub(super) fn exec<S: Store>(
     session: &mut Session,
     command: &'static Command,
@@ -215,129 +231,216 @@ pub(super) fn exec<S: Store>(
     moment: Moment,
     out: &mut Vec<u8>,
 ) -> Done {
-    let done = carry_out_all(session, store, shared, moment, out);
+    let done = Exec::begin(session, moment).and_then(|mut exec| {
+        while !exec.step(session, store, shared, moment, out)? {}
+        Ok(())
+    });
+    // Who has no parts does not come again.
+    session.waits(&Ok(()), moment);
     count(shared, command, &done);
     done
 }
 
-fn carry_out_all<S: Store>(
-    session: &mut Session,
-    store: &mut S,
-    shared: &Shared,
+/// A transaction that is carried out.
+#[derive(Debug)]
+pub(crate) struct Exec {
+    /// All of its commands see one time.
     moment: Moment,
-    out: &mut Vec<u8>,
-) -> Done {
-    let Some(queue) = session.transaction.queue.take() else { return Err(NO_MULTI_EXEC.into()) };
-    let watched = std::mem::take(&mut session.transaction).watched;
-    if queue.spoilt || queue.refused {
-        return Err(ABORTED.into());
-    }
-    for key in &watched {
-        if look(store, shared, key.space, &key.name, moment)? != key.seen {
-            Writer::new(out, session.version).null_array();
-            return Ok(());
-        }
-    }
-    Writer::new(out, session.version).array(queue.requests);
-    // These have been within a client's limits.
-    let mut decoder =
-        Decoder::new(Limits { bulk: usize::MAX >> 1, request: usize::MAX >> 1, words: 1 << 30 });
-    decoder.push(&queue.bytes);
-    drop(queue);
-    session.in_exec = true;
-    // What they change is given to the store together, but for commands on several keys: each wait is one for all whom EXEC keeps waiting.
-    let mut joint = Joint::default();
-    while let Ok(Some(request)) = decoder.next(false) {
-        let command = Command::find(request.word(0)).expect("it was found when it was queued");
-        let joined = match joins(&request) {
-            Joins::Writes => true,
-            Joins::Looks => !joint.is_empty(),
-            Joins::Not => false,
-        };
-        if !joint.is_empty() && (!joined || !joint.has_room()) {
-            settle(session, &mut joint, store, shared, moment, out);
-        }
-        let start = out.len();
-        let done = match joined {
-            true => {
-                let store = &mut Joined { store: &mut *store as &mut dyn Store, joint: &mut joint };
-                carry_out(session, command, &request, store, shared, moment, out)
-            }
-            false => carry_out(session, command, &request, store, shared, moment, out),
-        };
-        count(shared, command, &done);
-        if let Err(failure) = done {
-            answer_failure(session, shared, &failure, start, out);
-        }
-        joint.note(0, start..out.len(), &request);
-    }
-    settle(session, &mut joint, store, shared, moment, out);
-    session.in_exec = false;
-    Ok(())
+    /// Looked at before the first command, and of no interest from then on.
+    watched: Option<Vec<Watched>>,
+    keys: Keys,
+    requests: usize,
+    queue: Decoder,
+    /// What they have answered.
+    replies: Vec<u8>,
+    /// What they change is given to the store together, but for commands on several keys: each wait is one for all whom EXEC keeps waiting.
+    joint: Joint,
+    /// It is being given to the store: so often it has been. What did not come out as it was answered, and commands that follow by themselves.
+    rounds: Option<usize>,
+    mended: Mended,
+    behind: VecDeque<Piece>,
 }
 
-/// Has the store write what commands have changed, and answers those anew whose replies do not hold: nobody else of this gateway is
-/// at the store, but others may be.
-fn settle(
-    session: &mut Session,
-    joint: &mut Joint,
-    store: &mut dyn Store,
-    shared: &Shared,
-    moment: Moment,
-    out: &mut Vec<u8>,
-) {
-    let mut mended = Mended::default();
-    for round in 1.. {
-        let left = joint.write(store, shared);
-        if left.is_empty() {
-            break;
+impl Exec {
+    /// Takes what is queued: the transaction of the session is over.
+    pub(super) fn begin(session: &mut Session, moment: Moment) -> Done<Self> {
+        let Some(queue) = session.transaction.queue.take() else { return Err(NO_MULTI_EXEC.into()) };
+        let watched = std::mem::take(&mut session.transaction).watched;
+        if queue.spoilt || queue.refused {
+            return Err(ABORTED.into());
         }
-        for (piece, verdict) in left {
-            let mut reply = Vec::new();
-            match verdict {
-                Verdict::Failed(error) => answer_failure(session, shared, &error.into(), 0, &mut reply),
-                _ if round < ROUNDS => {
-                    let joined = &mut Joined { store: &mut *store, joint: &mut *joint };
-                    session.again(&piece, joined, shared, moment, &mut reply);
+        let mut keys = queue.keys;
+        watched.iter().for_each(|key| keys.add(Key { space: key.space, name: &key.name }));
+        // These have been within a client's limits.
+        let mut decoder =
+            Decoder::new(Limits { bulk: usize::MAX >> 1, request: usize::MAX >> 1, words: 1 << 30 });
+        decoder.push(&queue.bytes);
+        Ok(Self {
+            moment,
+            watched: Some(watched),
+            keys: keys.sorted(),
+            requests: queue.requests,
+            queue: decoder,
+            replies: Vec::new(),
+            joint: Joint::default(),
+            rounds: None,
+            mended: Mended::default(),
+            behind: VecDeque::new(),
+        })
+    }
+
+    pub(super) fn keys(&self) -> Keys {
+        self.keys.clone()
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.queue.capacity() + self.replies.capacity()
+    }
+
+    /// Its keys are held.
+    pub(super) const fn holds(&mut self, hold: Option<u64>) {
+        self.joint.hold = hold;
+    }
+
+    /// Carries a part out; whether it was the last one, with which comes the reply.
+    pub(super) fn step<S: Store>(
+        &mut self,
+        session: &mut Session,
+        store: &mut S,
+        shared: &Shared,
+        now: Moment,
+        out: &mut Vec<u8>,
+    ) -> Done<bool> {
+        if let Some(watched) = self.watched.take() {
+            for key in &watched {
+                if look(store, shared, key.space, &key.name, self.moment)? != key.seen {
+                    Writer::new(out, session.version).null_array();
+                    return Ok(true);
                 }
-                _ => by_itself(session, &piece, joint, store, shared, moment, &mut reply),
             }
-            mended.put(&piece, reply);
+            Writer::new(&mut self.replies, session.version).array(self.requests);
         }
-    }
-    mended.apply(out);
-    // Nobody else does it meanwhile, and a hash that is changed by many commands would become ever slower to change.
-    for _ in 0..FOLDS {
-        if !shared.has_folds() || shared.fold(store, moment) != Ok(true) {
-            break;
+        session.in_exec = true;
+        let is_over = self.go_on(session, store, shared, now);
+        session.in_exec = false;
+        if is_over == Ok(true) {
+            out.append(&mut self.replies);
         }
+        is_over
     }
-}
 
-/// Carries a command out again with nothing beside it, until what it changes is written: it was refused or overtaken with others.
-fn by_itself(
-    session: &mut Session,
-    piece: &Piece,
-    joint: &mut Joint,
-    store: &mut dyn Store,
-    shared: &Shared,
-    moment: Moment,
-    reply: &mut Vec<u8>,
-) {
-    let mut failure = CONTENDED.into();
-    for _ in 0..ATTEMPTS {
-        reply.clear();
-        session.again(piece, &mut Joined { store: &mut *store, joint: &mut *joint }, shared, moment, reply);
-        match joint.write(store, shared).pop() {
-            None => return,
-            Some((_, Verdict::Failed(error))) => {
-                failure = error.into();
+    fn go_on<S: Store>(
+        &mut self,
+        session: &mut Session,
+        store: &mut S,
+        shared: &Shared,
+        now: Moment,
+    ) -> Done<bool> {
+        let before = session.work();
+        loop {
+            if self.rounds.is_some() {
+                self.settle(session, store, shared, now)?;
+            }
+            if session.work() - before >= PART && self.queue.pending() > 0 {
+                return Ok(false);
+            }
+            let Ok(Some(request)) = self.queue.next(false) else {
+                if self.joint.is_empty() {
+                    return Ok(true);
+                }
+                self.rounds = Some(0);
+                continue;
+            };
+            let command = Command::find(request.word(0)).expect("it was found when it was queued");
+            let joined = match joins(&request) {
+                Joins::Writes => true,
+                Joins::Looks => !self.joint.is_empty(),
+                Joins::Not => false,
+            };
+            if !self.joint.is_empty() && (!joined || !self.joint.has_room()) {
+                self.queue.unread();
+                self.rounds = Some(0);
+                continue;
+            }
+            let (start, out) = (self.replies.len(), &mut self.replies);
+            let done = match joined {
+                true => {
+                    let store = &mut Joined { store: &mut *store as &mut dyn Store, joint: &mut self.joint };
+                    carry_out(session, command, &request, store, shared, self.moment, out)
+                }
+                false => carry_out(session, command, &request, store, shared, self.moment, out),
+            };
+            if session.waits(&done, now) {
+                self.replies.truncate(start);
+                self.queue.unread();
+                return Err(StoreError::InTheWay.into());
+            }
+            count(shared, command, &done);
+            if let Err(failure) = done {
+                answer_failure(session, shared, &failure, start, &mut self.replies);
+            }
+            self.joint.note(0, start..self.replies.len(), &request);
+        }
+    }
+
+    /// Has the store write what commands have changed, and answers those anew whose replies do not hold: nobody else of this gateway is
+    /// at these keys, but others may be. What others are in the way of is left, and this is to be called again.
+    fn settle<S: Store>(
+        &mut self,
+        session: &mut Session,
+        store: &mut S,
+        shared: &Shared,
+        now: Moment,
+    ) -> Done {
+        let mut round = self.rounds.unwrap_or(0);
+        loop {
+            let mut left = self.joint.write(store, shared);
+            let waits = !self.joint.is_empty() && session.may_wait(now);
+            if !waits {
+                left.extend(self.joint.give_up());
+            }
+            for (piece, verdict) in left.into_iter().rev() {
+                match verdict {
+                    Verdict::Failed(error) => self.fail(&piece, error.into(), session, shared),
+                    _ if round >= ATTEMPTS => self.fail(&piece, CONTENDED.into(), session, shared),
+                    _ => self.behind.push_front(piece),
+                }
+            }
+            round += 1;
+            self.rounds = Some(round);
+            // Together at first; then one after the other, as each may have been refused or overtaken for the others' sake.
+            let next = if round < ROUNDS { self.behind.len() } else { usize::from(!waits) };
+            for piece in self.behind.drain(..next.min(self.behind.len())) {
+                let (joined, mut reply) = (
+                    &mut Joined { store: &mut *store as &mut dyn Store, joint: &mut self.joint },
+                    Vec::new(),
+                );
+                session.again(&piece, joined, shared, self.moment, &mut reply);
+                self.mended.put(&piece, reply);
+            }
+            if waits {
+                return Err(StoreError::InTheWay.into());
+            }
+            if self.joint.is_empty() && self.behind.is_empty() {
                 break;
             }
-            Some(_) => {}
         }
+        self.rounds = None;
+        self.mended.apply(&mut self.replies);
+        // Nobody else may do it meanwhile, and a hash that is changed by many commands would become ever slower to change.
+        for _ in 0..FOLDS {
+            if !shared.has_folds() || shared.fold(store, self.moment) != Ok(true) {
+                break;
+            }
+        }
+        Ok(())
     }
-    answer_failure(session, shared, &failure, 0, reply);
+
+    fn fail(&mut self, piece: &Piece, failure: super::Failure, session: &Session, shared: &Shared) {
+        let mut reply = Vec::new();
+        answer_failure(session, shared, &failure, 0, &mut reply);
+        self.mended.put(piece, reply);
+    }
 }
 
 /// What EXEC answers that is not carried out for what is wrong with it: the transaction is over.

@@ -121,10 +121,9 @@ fn whoever_comes_between_the_replies_are_those_of_one_after_the_other() {
                 for (piece, verdict) in left {
                     assert_eq!(verdict, Verdict::Again);
                     let n = piece.owner;
-                    let joint = (turn < 3).then_some(&mut joint);
                     replies[n].clear();
-                    let out = &mut replies[n];
-                    sessions[n % 3].mend((&piece, verdict), (&mut store, joint), &shared, MOMENT, out);
+                    let (pair, out) = ((&mut store, &mut joint), &mut replies[n]);
+                    sessions[n % 3].mend((&piece, verdict), pair, &shared, MOMENT, out);
                 }
                 if turn < 3 {
                     with_request("SET first 1", |request| {
@@ -165,8 +164,8 @@ fn commands_are_counted_once_though_they_are_carried_out_again() {
     let left = joint.write(&mut store, &shared);
     let (piece, verdict) = left.into_iter().next().expect("somebody was faster");
     let mut out = Vec::new();
-    session.mend((&piece, verdict), (&mut store, None), &shared, MOMENT, &mut out);
-    assert_eq!(out, b":6\r\n");
+    session.mend((&piece, verdict), (&mut store, &mut joint), &shared, MOMENT, &mut out);
+    assert_eq!((&out[..], joint.write(&mut store, &shared).len()), (&b":6\r\n"[..], 0));
     let calls = |name: &[u8]| {
         shared.stats.of(remanence_resp::command::Command::find(name).expect("a command").id).calls.get()
     };
@@ -232,7 +231,7 @@ fn what_the_store_does_not_take_is_told_to_all_who_saw_it_and_to_nobody_else() {
             let n = piece.owner;
             replies[n].clear();
             let out = &mut replies[n];
-            session.mend((&piece, verdict), (&mut store, Some(&mut joint)), &shared, MOMENT, out);
+            session.mend((&piece, verdict), (&mut store, &mut joint), &shared, MOMENT, out);
         }
         assert!(joint.is_empty());
         let failed = format!("-{error}\r\n");
@@ -260,14 +259,19 @@ fn what_frees_is_not_refused_for_the_sake_of_others() {
         });
         replies.push(out);
     }
+    let mut left = joint.write(&mut store, &shared);
     for round in 0..3 {
-        for (piece, verdict) in joint.write(&mut store, &shared) {
+        for (piece, verdict) in std::mem::take(&mut left) {
             assert!(piece.owner < 3, "the others wrote another key");
-            let joint = (round == 0).then_some(&mut joint);
             replies[piece.owner].clear();
             let out = &mut replies[piece.owner];
-            session.mend((&piece, verdict), (&mut store, joint), &shared, MOMENT, out);
+            session.mend((&piece, verdict), (&mut store, &mut joint), &shared, MOMENT, out);
+            // Together once more, and then each by itself.
+            if round > 0 {
+                left.extend(joint.write(&mut store, &shared));
+            }
         }
+        left.extend(joint.write(&mut store, &shared));
     }
     assert!(joint.is_empty());
     let full = format!("-{}\r\n", StoreError::Full);

@@ -466,11 +466,9 @@ fn a_hash_that_others_fold_while_changes_of_it_wait_loses_none() {
             }
             let mut left = joint.write(&mut store, &ours);
             again += left.len();
-            let mut rounds = 0;
             while !left.is_empty() {
-                rounds += 1;
                 for (piece, verdict) in left {
-                    let pair = (&mut store, (rounds < 3).then_some(&mut joint));
+                    let pair = (&mut store, &mut joint);
                     session.mend((&piece, verdict), pair, &ours, moment(&mut 1), &mut Vec::new());
                 }
                 left = joint.write(&mut store, &ours);

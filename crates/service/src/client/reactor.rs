@@ -15,6 +15,7 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -23,7 +24,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use remanence_rnic::{CqError, QpCaps, Wc};
-use remanence_verbs::{Context, Cq, Error, Pd, Qp, QpOptions, Waker};
+use remanence_verbs::{CompChannel, Context, Cq, Error, Pd, Qp, QpOptions, Waker};
 use remanence_wire::Qpn;
 
 use crate::Deadlines;
@@ -52,6 +53,7 @@ impl Eq for Reactor {}
 struct Inner {
     context: Context,
     cq: Cq,
+    channel: Option<CompChannel>,
     waker: Waker,
     state: Mutex<State>,
     /// Followers sleep here.
@@ -339,16 +341,39 @@ impl Reactor {
     /// # Errors
     /// The device has no room.
     pub fn new(context: &Context) -> Result<Self, Error> {
-        let cq = context.create_cq(CAPACITY, None, 0)?;
+        Self::over(context, None)
+    }
+
+    /// The same, for a thread that waits for other things as well: it has a [descriptor](Self::arm).
+    ///
+    /// # Errors
+    /// As [`new`](Self::new), and where the system refuses a descriptor.
+    pub fn with_descriptor(context: &Context) -> Result<Self, Error> {
+        Self::over(context, Some(context.create_comp_channel()?))
+    }
+
+    fn over(context: &Context, channel: Option<CompChannel>) -> Result<Self, Error> {
+        let cq = context.create_cq(CAPACITY, channel.as_ref(), 0)?;
         let state = State { capacity: CAPACITY, ..State::default() };
         let inner = Inner {
             context: context.clone(),
             waker: cq.waker(),
             cq,
+            channel,
             state: Mutex::new(state),
             changed: Condvar::new(),
         };
         Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// The reactor's descriptor, if it was [made with one](Self::with_descriptor): with the next completion of any session it becomes readable,
+    /// until this is called again. What came before does not count: who is to sleep polls its sessions behind this call.
+    #[must_use]
+    pub fn arm(&self) -> Option<BorrowedFd<'_>> {
+        let channel = self.inner.channel.as_ref()?;
+        while channel.try_get_event().is_some() {}
+        self.inner.cq.req_notify(false).ok()?;
+        Some(channel.as_fd())
     }
 
     /// The device that the sessions use.
