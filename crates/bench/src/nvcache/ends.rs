@@ -51,7 +51,8 @@ impl Role for Daemon {
         // As its users start it.
         machine::pin_to(machine::allowed());
         let LogSpec { log, entries, batch } = spec;
-        let options = daemon::Options { log, entries: Some(entries), batch, paths: Paths::default(), copies: None };
+        let options =
+            daemon::Options { log, entries: Some(entries), batch, paths: Paths::default(), copies: None };
         let (stop, stopped) = UnixStream::pair().map_err(|e| e.to_string())?;
         let (ready, begun) = channel();
         let serve = move || {
@@ -150,7 +151,7 @@ impl Found {
     }
 }
 
-/// The program.
+/// The program that writes, a role of the bench.
 pub(crate) struct Writer {
     files: Vec<PathBuf>,
     bytes: u64,

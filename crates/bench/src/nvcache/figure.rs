@@ -41,7 +41,7 @@ pub(super) fn over_time(mut runs: Vec<Run>, series: &str, slice: Duration) -> Ve
     rows
 }
 
-/// Draws it.
+/// Draws the figure of a report.
 ///
 /// # Errors
 /// One sentence if it cannot be written, or there is nothing to draw.
@@ -124,7 +124,7 @@ fn named(report: &Report, caption: &str, metric: &str, unit: &str, ops: &[(&str,
     panel(caption, Axis::Names(names), unit, true, all)
 }
 
-/// Over time.
+/// A panel of what changes over time.
 fn timed(report: &Report, caption: &str, metric: &str, unit: &str, series: &[String]) -> Panel {
     let is_its = |row: &&Row| row.op == OVER_TIME && row.metric == metric && series.contains(&row.series);
     let rows: Vec<&Row> = report.rows.iter().filter(is_its).collect();

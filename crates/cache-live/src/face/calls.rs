@@ -269,7 +269,11 @@ impl Face {
                 // The log has failed, or is in disorder. The kernel has all of the file; but what copies were to have, no disk has for them.
                 file.mark();
                 let synced = self.sync_held(&file, fd);
-                return Verdict::Return(if self.segment.is_copied() { -i64::from(libc::EIO) } else { synced });
+                return Verdict::Return(if self.segment.is_copied() {
+                    -i64::from(libc::EIO)
+                } else {
+                    synced
+                });
             }
         }
         let synced = self.sync_due(&me, &file, fd);

@@ -35,7 +35,7 @@ pub(crate) enum Step {
     },
     /// It is so long from now on.
     Truncate {
-        /// The length.
+        /// Bytes that the file has then.
         len: u64,
     },
     /// All of it is made durable; by `fdatasync` or `fsync`.

@@ -199,13 +199,8 @@ const ENTRY: u64 = 4096 + 64;
 
 pub(in crate::cmd) fn start(args: &Start) -> Result<(), Fail> {
     let copies = args.reach.copies(&args.of.log)?;
-    let options = Options {
-        log: args.of.path()?,
-        entries: args.entries(),
-        batch: None,
-        paths: args.paths()?,
-        copies,
-    };
+    let options =
+        Options { log: args.of.path()?, entries: args.entries(), batch: None, paths: args.paths()?, copies };
     let stop = Stop::listen()?;
     let (ended, end) = UnixStream::pair().context(|| "a pair of sockets cannot be had".into())?;
     when_asked(&stop, false, move || drop(end));
