@@ -4,6 +4,7 @@
 
 use crate::common;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -186,6 +187,13 @@ fn gateway_measures_every_bar() {
     for who in ["gateway (again)", "memcached, TCP", "memcached, Unix socket"] {
         assert!(series(&report, "SET", who), "no SET of {who}");
     }
+    // All servers have the same cores, and clients some of them.
+    let settings = report["params"]["settings"].as_object().expect("settings").values();
+    let cores = settings.filter_map(|how| Some(how.as_str()?.split_once("; on cores ")?.1));
+    let cores: BTreeSet<&str> = cores.collect();
+    assert_eq!(cores.len(), 1, "{cores:?}");
+    let cores = |end: &str| report["params"]["pinned"][end].as_array().map(Vec::len);
+    assert!(cores("server") >= cores("client") && cores("client") >= Some(1));
     let of_redis = |row: &&Value| row["series"].as_str().is_some_and(|series| series.starts_with("Redis"));
     let costs = report["rows"].as_array().expect("rows").iter().filter(of_redis);
     assert!(costs.into_iter().all(|row| row["cpu"]["server"].is_number()), "what Redis costs is not told");
@@ -197,6 +205,33 @@ fn gateway_measures_every_bar() {
 fn counter_and_copy_engines_measure_every_bar() {
     bench("counter", &[], None);
     bench("copy-engine", &[], None);
+}
+
+/// Each bench measures what it is asked for, with what that is judged by, and says what there is where a word names nothing. Its bars are about
+/// that only, it draws it, and it ends well.
+#[test]
+fn only_what_is_asked_for_is_measured_and_drawn() {
+    let disk = env!("CARGO_TARGET_TMPDIR");
+    for (name, words, more, series) in [
+        ("pwrite", "WRITE+FLUSH", &[][..], &["WRITE+FLUSH"][..]),
+        ("bulk", "memcpy", &[], &["memcpy, one core"]),
+        ("logserver", "rotating register / plain", &[], &["rotating register", "plain"]),
+        ("remotelog", "UDP round", &[], &["UDP round trip"]),
+        ("load-latency", "GET kv", &[], &["kv, one-sided"]),
+        ("load-latency", "Echo", &[], &["bare UDP", "rpc, two-sided"]),
+        ("kv-size", "opening", &[], &["one store"]),
+        ("quorum", "third stopped", &["--directory", disk], &["2 of 3, the third stopped"]),
+        ("gateway", "disk", &["--directory", disk], &["this disk"]),
+        ("transport", "faa", &["--path", "shm"], &["remanence/shm"]),
+    ] {
+        let report = bench(name, &[&["--only", words], more].concat(), None);
+        let rows = report["rows"].as_array().expect("rows").iter();
+        let all: BTreeSet<&str> = rows.filter_map(|row| row["series"].as_str()).collect();
+        assert!(series.iter().all(|wanted| all.contains(wanted)), "{name}: not all of {series:?}: {all:?}");
+        assert!(all.len() <= 9, "{name} measured all of {all:?}");
+        assert!(report["params"]["only"].is_array(), "{name}");
+        run(rem().args(["bench", name, "--tiny", "--only", "no such thing"]).args(more)).bad("series: ");
+    }
 }
 
 /// A bar that was not measured is an error, and what could be measured is shown all the same.
