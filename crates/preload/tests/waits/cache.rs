@@ -303,7 +303,7 @@ impl Drop for Cache {
         let _ = self.daemon.kill();
         let _ = self.daemon.wait();
         // What a daemon that was killed has left.
-        for left in [self.segment().map(PathBuf::from), Some(self.socket()), Some(self.log())] {
+        for left in [self.segment(), Some(self.socket()), Some(self.log())] {
             let _ = left.map(fs::remove_file);
         }
         let _ = fs::remove_dir_all(&self.place);
