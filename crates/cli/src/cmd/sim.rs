@@ -40,7 +40,7 @@ pub(crate) struct Args {
     /// Of the faults of a cluster's seed only these, by number; none: not any
     #[arg(long, value_name = "N,N,...", value_parser = parse_faults)]
     faults: Option<Faults>,
-    /// How often each writer of a log opens it
+    /// How often each writer of a log opens it, at most
     #[arg(long, value_name = "N")]
     sessions: Option<u32>,
     /// Records that a writer of a log appends each time, at most
