@@ -75,18 +75,28 @@ pub struct Comparison {
     pub gone: Vec<String>,
 }
 
+/// Whether what an earlier run wrote as JSON can be compared with a report of this bench.
+///
+/// # Errors
+/// One sentence if the text is no report, or one of another bench.
+pub fn check(bench: &str, old: &str) -> Result<(), String> {
+    earlier(bench, old).map(drop)
+}
+
+fn earlier(bench: &str, old: &str) -> Result<Earlier, String> {
+    let old: Earlier = serde_json::from_str(old).map_err(|e| format!("no report of a bench: {e}"))?;
+    if old.bench != bench {
+        return Err(format!("a report of `rem bench {}`, and this is one of `rem bench {bench}`", old.bench));
+    }
+    Ok(old)
+}
+
 /// Compares a report with what an earlier run wrote as JSON.
 ///
 /// # Errors
 /// One sentence if the text is no report, or one of another bench.
 pub fn compare(new: &Report, old: &str) -> Result<Comparison, String> {
-    let old: Earlier = serde_json::from_str(old).map_err(|e| format!("no report of a bench: {e}"))?;
-    if old.bench != new.bench {
-        return Err(format!(
-            "a report of `rem bench {}`, and this is one of `rem bench {}`",
-            old.bench, new.bench
-        ));
-    }
+    let old = earlier(new.bench, old)?;
     let name = |op: &str, x: u64, series: &str, metric: &str, state: &str| {
         (op.to_owned(), x, series.to_owned(), metric.to_owned(), state.to_owned())
     };

@@ -10,6 +10,7 @@ mod cmd;
 mod device;
 mod exposure;
 mod fail;
+mod input;
 mod serving;
 mod signals;
 mod standard;

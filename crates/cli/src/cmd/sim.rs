@@ -40,7 +40,7 @@ pub(crate) struct Args {
     /// Of the faults of a cluster's seed only these, by number; none: not any
     #[arg(long, value_name = "N,N,...", value_parser = parse_faults)]
     faults: Option<Faults>,
-    /// How often each writer of a log opens it
+    /// How often each writer of a log opens it, at most
     #[arg(long, value_name = "N")]
     sessions: Option<u32>,
     /// Records that a writer of a log appends each time, at most
@@ -136,12 +136,12 @@ fn engines(args: &Args) -> Result<(), Fail> {
     params.ops = args.ops.unwrap_or(params.ops);
     each(args, |seed| {
         let outcome = simulate(seed, &params);
-        Run {
+        Ok(Run {
             passed: outcome.passed(),
             json: outcome.to_json(),
             text: outcome.to_string(),
             replay: format!("rem sim --seed {seed}"),
-        }
+        })
     })
 }
 
@@ -164,18 +164,28 @@ fn service<S: Service>(args: &Args) -> Result<(), Fail> {
     }
     each(args, |seed| {
         let mut plan = Plan::<S>::draw(seed, &params);
-        args.faults.iter().for_each(|Faults(numbers)| plan.keep(numbers));
+        if let Some(Faults(numbers)) = &args.faults {
+            if let Some(number) =
+                numbers.iter().find(|number| plan.faults.iter().all(|(of, _)| of != *number))
+            {
+                let count = ui::count(plan.faults.len(), "fault");
+                return Err(Fail::new(format!(
+                    "--faults {number}: seed {seed} has {count}, which are numbered from 0"
+                )));
+            }
+            plan.keep(numbers);
+        }
         for (name, length) in plan.own.lengths() {
             let asked = args.lengths().into_iter().find(|(of, _)| *of == name).and_then(|(_, asked)| asked);
             *length = asked.unwrap_or(*length);
         }
         let outcome = cluster::run_shrunk(seed, &plan, &params);
-        Run {
+        Ok(Run {
             passed: outcome.passed(),
             json: outcome.to_json(),
             text: outcome.to_string(),
             replay: outcome.replay(),
-        }
+        })
     })
 }
 
@@ -187,7 +197,7 @@ struct Run {
     replay: String,
 }
 
-fn each(args: &Args, mut simulate: impl FnMut(u64) -> Run) -> Result<(), Fail> {
+fn each(args: &Args, mut simulate: impl FnMut(u64) -> Result<Run, Fail>) -> Result<(), Fail> {
     let stop = Stop::listen()?;
     let (first, count) = match args.seeds {
         Some((from, to)) => (from, to - from),
@@ -197,7 +207,7 @@ fn each(args: &Args, mut simulate: impl FnMut(u64) -> Run) -> Result<(), Fail> {
     let mut done = 0;
     for n in 0..count {
         let seed = first.wrapping_add(n);
-        let run = simulate(seed);
+        let run = simulate(seed)?;
         if args.json {
             ui::print(format_args!("{}", run.json));
         } else if count == 1 || !run.passed {

@@ -223,6 +223,15 @@ fn what_would_fail_at_the_end_is_refused_before_anything_is_measured() {
     ] {
         run(rem().arg("bench").args(words)).bad(words[2]);
     }
+    let earlier = tempfile::NamedTempFile::new().expect("a file");
+    for (text, why) in
+        [("garbage", "no report of a bench"), (r#"{"bench":"bulk","rows":[]}"#, "of `rem bench bulk`")]
+    {
+        std::fs::write(earlier.path(), text).expect("written");
+        let said = run(rem().args(["bench", "counter", "--compare"]).arg(earlier.path()));
+        assert!(said.stdout.is_empty(), "it has measured");
+        said.bad(why);
+    }
     let one = dir.path().join("one");
     let beside = dir.path().join("../").join(dir.path().file_name().expect("it has a name")).join("one");
     let mut both = rem();

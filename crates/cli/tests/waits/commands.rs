@@ -130,6 +130,8 @@ fn a_seed_is_simulated_and_replayed() {
     let two = run(rem().args(["sim", "--seed", "7", "--json"])).json();
     assert_eq!(one, two);
     assert_eq!(one["verdict"], "pass");
+    let of_none = ["sim", "--cluster", "log", "--seed", "1", "--faults", "99"];
+    run(rem().args(of_none)).bad("--faults 99: seed 1 has");
 }
 
 #[test]

@@ -389,6 +389,12 @@ fn what_cannot_be_done_is_said_in_a_sentence() {
     let mut put = rem();
     put.args(["kv", "put", &server.name(), "large"]);
     run_with_input(&mut put, &vec![1; 2 << 20]).bad("too large for this pool");
+    kv(&server, "put", &["endless", "--file", "/dev/zero"])
+        .bad("/dev/zero is too long: a value of this store has");
+    let mut put = rem();
+    put.args(["kv", "put", &server.name(), "--batch"])
+        .stdin(std::fs::File::open("/dev/zero").expect("it is there"));
+    run(&mut put).bad("line 1: standard input is too long: a pair of this store has");
     let mut put = rem();
     put.args(["kv", "put", &server.name(), "--batch"]);
     run_with_input(&mut put, b"no tab\n").bad("line 1 has no tab");

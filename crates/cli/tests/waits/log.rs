@@ -387,6 +387,18 @@ fn without_a_token_a_log_is_not_served_to_other_machines_unless_that_is_said() {
     serve(&["--token", "correct-horse-battery"]).good();
 }
 
+/// An input that has no end is refused where it is longer than any record, and what came before it is appended.
+#[test]
+fn a_record_without_end_is_refused() {
+    let server = Server::new(Some("/dev/shm"), &[]);
+    for more in [&[][..], &["--whole"]] {
+        let mut append = rem();
+        append.args(["log", "append", &server.name(), "--file", "/dev/zero"]).args(more);
+        run(&mut append).bad("the input is too long: a record of this log has");
+    }
+    assert!(tail(&server, &[]).is_empty());
+}
+
 #[test]
 fn the_log_server_of_calls_appends_prints_trims_and_recovers() {
     let dir = tempfile::tempdir_in("/dev/shm").expect("a directory");

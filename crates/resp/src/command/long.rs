@@ -154,7 +154,7 @@ impl Long {
         match &mut self.what {
             What::Keys { pattern, names, bytes } => {
                 self.cursor = store.scan(self.space, self.cursor, PART, &mut |name, head| {
-                    if glob::matches(pattern, name, false) && live(head) {
+                    if (*pattern == b"*" || glob::matches(pattern, name, false)) && live(head) {
                         *bytes += name.len() + size_of::<Vec<u8>>();
                         names.push(name.to_vec());
                     }

@@ -229,6 +229,16 @@ fn values_of_others_are_left_alone() {
 }
 
 #[test]
+fn a_key_without_a_name_is_found_by_a_star_alone() {
+    let shared = Shared::new(Config::default(), 0);
+    let mut client = Client::new(&shared, MemoryStore::default());
+    client.run(&shared, "SET \"\" 1");
+    assert_eq!(client.run(&shared, "KEYS *"), "*1\r\n$0\r\n\r\n");
+    assert_eq!(client.run(&shared, "KEYS **"), "*0\r\n");
+    assert_eq!(client.run(&shared, "SCAN 0 MATCH **"), "*2\r\n$1\r\n0\r\n*0\r\n");
+}
+
+#[test]
 fn commands_on_several_keys_run_alone() {
     let of = |line: &str| {
         let mut decoder = Decoder::new(Limits::default());

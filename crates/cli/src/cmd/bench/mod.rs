@@ -163,6 +163,27 @@ impl Bench {
         }
     }
 
+    /// What it is called, on a command line and in its report.
+    const fn name(&self) -> &'static str {
+        match self {
+            Self::Bulk(_) => "bulk",
+            Self::CopyEngine(_) => "copy-engine",
+            Self::Counter(_) => "counter",
+            Self::Erda(_) => "erda",
+            Self::Failover(_) => "failover",
+            Self::Gateway(_) => "gateway",
+            Self::KvSize(_) => "kv-size",
+            Self::LoadLatency(_) => "load-latency",
+            Self::Quorum(_) => "quorum",
+            Self::Remotelog(_) => "remotelog",
+            Self::Logserver(_) => "logserver",
+            Self::Pwrite(_) => "pwrite",
+            Self::Transport(_) => "transport",
+            Self::Urdma(_) => "urdma",
+            Self::Verbs(_) => "verbs",
+        }
+    }
+
     /// Where a directory of its own is made.
     fn directory(&self) -> PathBuf {
         match self {

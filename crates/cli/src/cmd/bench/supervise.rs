@@ -5,6 +5,7 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 
+use remanence_bench::compare;
 use remanence_bench::process::{self, Worker};
 use remanence_bench::repeat::Repeated;
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
@@ -110,7 +111,9 @@ fn before(bench: &Bench) -> Result<(), Fail> {
         )));
     }
     if let Some(file) = &common.compare {
-        std::fs::File::open(file).context(|| format!("{} cannot be read", file.display()))?;
+        let old = std::fs::read_to_string(file).context(|| format!("{} cannot be read", file.display()))?;
+        let checked = compare::check(bench.name(), &old);
+        checked.map_err(|why| Fail::new(format!("{}: {why}", file.display())))?;
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! `rem kv put`.
 
 use std::fs::File;
-use std::io::{self, BufRead as _, Read as _, Write as _};
+use std::io::{self, Write as _};
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use serde_json::json;
 
 use super::{At, Condition, Reach, field, refused};
 use crate::fail::{Context as _, Fail};
-use crate::ui;
+use crate::{input, ui};
 
 /// Pairs of a stream that are written together.
 const LOT: usize = 256;
@@ -92,16 +92,20 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
         return batch(args, options);
     }
     let key = args.key.as_deref().unwrap_or_default().as_bytes();
-    let value = match (&args.value, &args.file) {
-        (Some(value), _) => value.clone().into_bytes(),
-        (None, Some(file)) => std::fs::read(file).context(|| format!("{} cannot be read", file.display()))?,
-        (None, None) => {
-            let mut value = Vec::new();
-            io::stdin().lock().read_to_end(&mut value).context(|| "standard input cannot be read".into())?;
-            value
+    let mut store = None;
+    let value = match &args.value {
+        Some(value) => value.clone().into_bytes(),
+        None => {
+            let (mut input, from) = input(args)?;
+            // Who waits for its input keeps no server waiting.
+            let mut longest = || {
+                let store = store.insert(args.reach.connect(&args.server)?);
+                Ok(store.session().region().len)
+            };
+            input::piece(&mut input, &from, None, "a value of this store", &mut longest)?.unwrap_or_default()
         }
     };
-    let mut store = args.reach.connect(&args.server)?;
+    let mut store = store.map_or_else(|| args.reach.connect(&args.server), Ok)?;
     let version = store
         .put(key, &value, options)
         .map_err(|e| Fail::new(format!("{}: {}", args.server, refused(key, &e))))?;
@@ -120,21 +124,36 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
     }
 }
 
+/// What is read, and what it is called.
+fn input(args: &Args) -> Result<(Box<dyn io::BufRead>, String), Fail> {
+    Ok(match &args.file {
+        Some(file) => {
+            let name = file.display().to_string();
+            let file = File::open(file).context(|| format!("{name} cannot be read"))?;
+            (Box::new(io::BufReader::new(file)), name)
+        }
+        None => (Box::new(io::stdin().lock()), "standard input".into()),
+    })
+}
+
 fn batch(args: &Args, options: PutOptions) -> Result<(), Fail> {
     let mut store = args.reach.connect(&args.server)?;
-    let mut input: Box<dyn io::BufRead> = match &args.file {
-        Some(file) => {
-            let file = File::open(file).context(|| format!("{} cannot be read", file.display()))?;
-            Box::new(io::BufReader::new(file))
-        }
-        None => Box::new(io::stdin().lock()),
-    };
-    let (mut lot, mut bytes, mut line, mut count, mut wrong) = (Vec::new(), 0, Vec::new(), 0_u64, 0_u64);
+    let room = store.session().region().len;
+    let (mut input, from) = input(args)?;
+    let (mut lot, mut bytes, mut count, mut wrong) = (Vec::new(), 0, 0_u64, 0_u64);
     for number in 1_u64.. {
-        line.clear();
-        let read = input.read_until(b'\n', &mut line).context(|| "standard input cannot be read".into())?;
-        if read > 0 {
-            let text = line.strip_suffix(b"\n").unwrap_or(&line);
+        let line = input::piece(&mut input, &from, Some(b'\n'), "a pair of this store", &mut || Ok(room));
+        let line = match line {
+            Ok(line) => line,
+            Err(e) => {
+                put_lot(args, &mut store, options, &mut lot, &mut wrong)?;
+                return Err(Fail::new(format!(
+                    "line {number}: {e}; the {count} lines before it were written"
+                )));
+            }
+        };
+        let is_last = line.is_none();
+        if let Some(text) = line {
             let Some(tab) = text.iter().position(|byte| *byte == b'\t') else {
                 put_lot(args, &mut store, options, &mut lot, &mut wrong)?;
                 return Err(Fail::new(format!(
@@ -146,11 +165,11 @@ fn batch(args: &Args, options: PutOptions) -> Result<(), Fail> {
             lot.push((key, value));
             count += 1;
         }
-        if lot.len() >= LOT || bytes >= LOT_BYTES || read == 0 {
+        if lot.len() >= LOT || bytes >= LOT_BYTES || is_last {
             put_lot(args, &mut store, options, &mut lot, &mut wrong)?;
             bytes = 0;
         }
-        if read == 0 {
+        if is_last {
             break;
         }
     }

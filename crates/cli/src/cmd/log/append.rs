@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::Write;
 use crate::fail::{Context as _, Fail};
-use crate::ui;
+use crate::{input, ui};
 
 #[derive(clap::Args, Debug)]
 #[command(after_help = "\
@@ -53,8 +53,10 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
     let (log, reactor, _background) = args.write.open_in_background()?;
     say_what_opening_did(&log);
     let first = log.next();
+    let write = args.write.clone();
+    let longest = move || write.longest();
     let mut out = Printer { quiet: args.json, printed: first };
-    let appended = append(&log, &reactor, read(input, args.whole), args.depth, &mut out);
+    let appended = append(&log, &reactor, read(input, args.whole, longest), args.depth, &mut out);
     let (last, quorum) = (log.acknowledged(), log.quorum());
     let recipe = log.recipes();
     let closed = appended.and_then(|()| close(&log, &reactor));
@@ -121,31 +123,22 @@ fn close(log: &AsyncLog, reactor: &Reactor) -> Result<(), Fail> {
     reactor.block_on(log.clone().close()).map_err(said)
 }
 
-/// Records from a thread of its own, so that waiting for input and waiting for servers do not hold each other up.
-pub(super) fn read(mut input: Box<dyn BufRead + Send>, whole: bool) -> mpsc::Receiver<io::Result<Vec<u8>>> {
+/// Records from a thread of its own, so that waiting for input and waiting for servers do not hold each other up. A record that is longer
+/// than 64 MiB must not be longer than `longest` says.
+pub(super) fn read(
+    mut input: Box<dyn BufRead + Send>,
+    whole: bool,
+    mut longest: impl FnMut() -> Result<u64, Fail> + Send + 'static,
+) -> mpsc::Receiver<Result<Vec<u8>, Fail>> {
     let (send, receive) = mpsc::sync_channel(AHEAD);
+    let end = (!whole).then_some(b'\n');
     std::thread::spawn(move || {
-        if whole {
-            let mut all = Vec::new();
-            let read = input.read_to_end(&mut all).map(|_| all);
-            return drop(send.send(read));
-        }
         loop {
-            let mut line = Vec::new();
-            match input.read_until(b'\n', &mut line) {
-                Ok(0) => break,
-                Ok(_) => {
-                    if line.last() == Some(&b'\n') {
-                        line.pop();
-                    }
-                    if send.send(Ok(line)).is_err() {
-                        break;
-                    }
-                }
-                Err(error) => {
-                    let _ = send.send(Err(error));
-                    break;
-                }
+            let record = input::piece(&mut input, "the input", end, "a record of this log", &mut longest);
+            let is_last = whole || record.is_err();
+            let Some(record) = record.transpose() else { break };
+            if send.send(record).is_err() || is_last {
+                break;
             }
         }
     });
@@ -176,7 +169,7 @@ impl Printer {
 fn append(
     log: &AsyncLog,
     reactor: &Reactor,
-    records: mpsc::Receiver<io::Result<Vec<u8>>>,
+    records: mpsc::Receiver<Result<Vec<u8>, Fail>>,
     depth: u16,
     out: &mut Printer,
 ) -> Result<(), Fail> {
@@ -211,7 +204,7 @@ type Begun = Result<(u64, usize), Fail>;
 fn begin_all(
     log: &AsyncLog,
     reactor: &Reactor,
-    records: &mpsc::Receiver<io::Result<Vec<u8>>>,
+    records: &mpsc::Receiver<Result<Vec<u8>, Fail>>,
     depth: usize,
     begun: &mpsc::Sender<Begun>,
     free: &mpsc::Receiver<usize>,
@@ -242,7 +235,7 @@ fn begin_all(
             }
         }
         if let Some(error) = unread {
-            let _ = begun.send(Err(error).context(|| "the input cannot be read".into()));
+            let _ = begun.send(Err(error));
             return;
         }
     }

@@ -282,10 +282,13 @@ fn told(reach: &Reach, e: &Fault) -> Fail {
     Fail::new(format!("{}: {e}{with}", reach.server))
 }
 
+/// Bytes of the longest record that is read, of which the server says whether it takes them.
+const LONGEST: u64 = 64 << 20;
+
 fn append(args: &Append) -> Result<(), Fail> {
     let said = |e: Fault| Fail::new(format!("{}: {e}", args.reach.server));
     let mut client = connect(&args.reach)?;
-    let records = read(Box::new(BufReader::new(io::stdin())), args.whole);
+    let records = read(Box::new(BufReader::new(io::stdin())), args.whole, || Ok(LONGEST));
     let (mut printer, mut count) = (Positions::default(), 0_u64);
     let mut take = |client: &mut Client| -> Result<(), Fail> {
         match client.wait(None).map_err(said)? {
@@ -294,7 +297,7 @@ fn append(args: &Append) -> Result<(), Fail> {
         }
     };
     for record in records {
-        let record = record.context(|| "the input cannot be read".into())?;
+        let record = record?;
         while client.under_way() >= u64::from(args.depth) {
             take(&mut client)?;
         }

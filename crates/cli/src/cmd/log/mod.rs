@@ -135,6 +135,18 @@ impl Write {
         Ok((log, reactor, background))
     }
 
+    /// Bytes of the longest record that the log can have, by the first of its servers that says so.
+    fn longest(&self) -> Result<u64, Fail> {
+        let mut why = Fail::new("name a server at least");
+        for server in &self.servers {
+            match look(server, &self.reach) {
+                Ok((_, status)) => return Ok(status.superblock.geometry.payload_max()),
+                Err(e) => why = e,
+            }
+        }
+        Err(why)
+    }
+
     /// Opens the log for writing, as its only writer, by the thread that writes.
     fn open(&self) -> Result<(Group<SessionConnection>, group::Opened), Fail> {
         self.check()?;
