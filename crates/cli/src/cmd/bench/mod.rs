@@ -174,6 +174,7 @@ impl Bench {
             Self::Gateway(_) => "gateway",
             Self::KvSize(_) => "kv-size",
             Self::LoadLatency(_) => "load-latency",
+            Self::Nvcache(_) => "nvcache",
             Self::Quorum(_) => "quorum",
             Self::Remotelog(_) => "remotelog",
             Self::Logserver(_) => "logserver",
