@@ -157,7 +157,7 @@ fn which_rule_keeps_a_file_from_the_cache_is_told() {
     let a = files.iter().find(|file| file["path"].as_str().is_some_and(|path| path.ends_with("a.db")));
     assert!(a.is_some_and(|a| a["absorbed"].as_u64() >= Some(2)), "{files:?}");
     // A daemon that runs is not told other ones.
-    let said = run(&["--exclude", "other"]);
+    let said = run(&["--exclude", "*.other"]);
     assert!(said.stderr.contains("runs with other paths"), "{}", said.stderr);
     assert_eq!(run(&[]).status, Some(0));
 }

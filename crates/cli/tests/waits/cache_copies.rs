@@ -6,6 +6,7 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
 
+use remanence_cache_live::daemon::socket_of;
 use tempfile::TempDir;
 
 use crate::cache::Place;
@@ -84,6 +85,7 @@ impl Daemon {
             let _ = fs::remove_file(format!("/dev/shm/remanence-cache-{:x}-{:x}", log.dev(), log.ino()));
             let _ = fs::remove_file(&self.log);
         }
+        let _ = fs::remove_file(socket_of(&self.log));
     }
 }
 
@@ -210,6 +212,10 @@ fn what_cannot_be_a_log_with_copies_is_said() {
     said(&["run", "--log", "shm", "--acks", "2", "--", "true"], "--acks is for a log that has copies");
     said(&["cache", "start", "--log", "127.0.0.1,127.0.0.2", "--acks", "3"], "more servers than the 2");
     said(&["cache", "start", "--log", "a,b c"], "is no address");
+    said(
+        &["cache", "status", "--log", "127.0.0.1,127.0.0.2"],
+        "`rem cache start --log 127.0.0.1,127.0.0.2` starts one",
+    );
     let servers = Servers::new("1M");
     said(&["cache", "start", "--size", "8M", "--log", &servers.all()], "serve logs of 4M at least");
     said(&["cache", "recover", "--from", &servers.names[0]], "");

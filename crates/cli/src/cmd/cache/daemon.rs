@@ -212,21 +212,24 @@ pub(in crate::cmd) fn start(args: &Start) -> Result<(), Fail> {
 }
 
 pub(in crate::cmd) fn drain(of: &Of) -> Result<(), Fail> {
-    asked(&of.path()?, "drained", command::drain)
+    asked(of, "drained", command::drain)
 }
 
 pub(in crate::cmd) fn stop(of: &Of) -> Result<(), Fail> {
-    asked(&of.path()?, "closed", command::stop)
+    asked(of, "closed", command::stop)
 }
 
-fn asked(log: &Path, done: &str, ask: fn(&Path) -> std::io::Result<()>) -> Result<(), Fail> {
-    ask(log).map_err(|why| refused(log, &why))?;
+fn asked(of: &Of, done: &str, ask: fn(&Path) -> std::io::Result<()>) -> Result<(), Fail> {
+    let log = of.path()?;
+    ask(&log).map_err(|why| refused(of, &log, &why))?;
     ui::print(format!("{} is {done}", log.display()));
     Ok(())
 }
 
-fn refused(log: &Path, why: &std::io::Error) -> Fail {
-    let log = log.display();
+fn refused(of: &Of, log: &Path, why: &std::io::Error) -> Fail {
+    // Servers by their names, and a file by its whole path.
+    let is_named = matches!(servers(of.name()), Ok(Some(_)));
+    let log = if is_named { of.name() } else { log }.display();
     match why.kind() {
         std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused => {
             Fail::new(format!("no daemon has the log {log}: `rem cache start --log {log}` starts one"))
@@ -242,7 +245,7 @@ pub(in crate::cmd) fn standing(log: &Path) -> Option<Value> {
 
 pub(in crate::cmd) fn status(args: &Status) -> Result<(), Fail> {
     let log = args.of.path()?;
-    let text = command::status(&log).map_err(|why| refused(&log, &why))?;
+    let text = command::status(&log).map_err(|why| refused(&args.of, &log, &why))?;
     let status: Value =
         serde_json::from_str(&text).context(|| "the daemon's answer cannot be read".into())?;
     if args.json {
