@@ -191,7 +191,7 @@ impl Copy {
     fn open(copies: Copies, log: Arc<OwnLog>, segment: Segment) -> Result<Self, String> {
         let (servers, found) = Servers::open(&copies)?;
         // What an earlier daemon of this very log has left is in it, and was recovered from there.
-        if !found.is_closed() && found.layout() != Some(log.layout()) {
+        if !found.is_closed() && (found.is_taken() || found.layout() != Some(log.layout())) {
             return Err(format!(
                 "the log on these servers was not closed, and may have what files lack: `rem cache recover --from {copies}`"
             ));
@@ -242,7 +242,7 @@ impl Copy {
         // What is there already is needed until all was sent again.
         let upto = self.log.head();
         self.kept.clear();
-        self.kept.push_back(Kept { number: 0, upto, bytes: 0 });
+        self.kept.push_back(Kept { number: 0, upto, bytes: self.bytes });
         self.send_all()
     }
 

@@ -252,9 +252,11 @@ impl Face {
         self.drain(upto) && self.is_tail_known(upto)
     }
 
-    /// Waits until whoever recovers from the log's copies, if it has some, would know that all below an index is in its file.
+    /// Waits until whoever recovers from the log's copies, if it has some, would know that all below an index is in its file. `false` also where the copies are
+    /// lost: this machine may have been given up.
     fn is_tail_known(&self, tail: u64) -> bool {
-        !self.segment.is_copied() || self.segment.wait_copied_tail(tail, COPY_MS)
+        !self.segment.is_copied()
+            || !self.segment.has_failed() && self.segment.wait_copied_tail(tail, COPY_MS)
     }
 
     /// This process may change files from now on in ways that nobody sees: nobody begins to absorb while it lives.

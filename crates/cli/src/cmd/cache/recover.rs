@@ -70,6 +70,9 @@ fn from_copies(args: &Args, from: &Path, log: Option<&Path>) -> Result<(), Fail>
     let (bad, of_copies) = (bad(&log), bad(from));
     if args.dry_run {
         let found = look(&copies).map_err(|e| of_copies(&e))?;
+        if found.is_closed() {
+            return tell_closed(args, from);
+        }
         let made = suffixed(&log, ".look");
         write(&found, &made)?;
         let looked = recovered(args, &made, Lost::Unsynced, true);
@@ -79,11 +82,7 @@ fn from_copies(args: &Args, from: &Path, log: Option<&Path>) -> Result<(), Fail>
     let taken = Taken::take(&copies).map_err(|e| of_copies(&e))?;
     let found = taken.rebuilt();
     let Some(layout) = found.layout().filter(|_| !found.is_closed()) else {
-        if args.json {
-            return ui::print_json(&json!({ "from": from.display().to_string(), "outcome": "clean" }));
-        }
-        ui::line(Mood::Good, "clean", "the log on these servers was closed, and its files lack nothing");
-        return Ok(());
+        return tell_closed(args, from);
     };
     let (lost, made) = match format::file_options().view(&log) {
         // This machine still has it, with all that the copy has.
@@ -103,6 +102,14 @@ fn from_copies(args: &Args, from: &Path, log: Option<&Path>) -> Result<(), Fail>
     taken.close().map_err(|why| {
         of_copies(&format!("all is in its files, but these servers could not be told ({why}); recover again"))
     })
+}
+
+fn tell_closed(args: &Args, from: &Path) -> Result<(), Fail> {
+    if args.json {
+        return ui::print_json(&json!({ "from": from.display().to_string(), "outcome": "clean" }));
+    }
+    ui::line(Mood::Good, "clean", "the log on these servers was closed, and its files lack nothing");
+    Ok(())
 }
 
 fn suffixed(log: &Path, suffix: &str) -> PathBuf {
