@@ -1,8 +1,11 @@
 //! `rem run` and `rem cache`, with a daemon that the first one has started.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
+
+use remanence_cache_live::daemon::segment_of;
 
 use crate::common::{Said, rem, run};
 
@@ -231,6 +234,9 @@ fn what_another_user_has_put_in_the_place_of_a_log_is_not_used() {
     let said = place.said(&["cache", "status", "--log", "four"]);
     theirs.kill().expect("it runs");
     theirs.wait().expect("it ends");
+    // Else a log of ours that gets the same inode would find it.
+    let log = File::open(there("four")).expect("it is there");
+    std::fs::remove_file(segment_of(&log).expect("a file")).expect("it was killed");
     said.bad("Operation not permitted");
     assert!(!there("three.err").exists(), "it was empty");
 }
