@@ -20,8 +20,10 @@ const POSTGRES: Program = Program {
     ",
     serve: "
         export PGUSER=postgres PGDATABASE=postgres PGHOST=$PWD
+        # The one that was killed has left these, and counts as there until its end was asked for.
+        rm -f $DATA/postmaster.pid .s.PGSQL.5432 .s.PGSQL.5432.lock
         postgres -D $DATA >>serve.log 2>&1 &
-        until psql -qXAt -c 'CHECKPOINT' >/dev/null 2>&1; do kill -0 $! || exit 1; sleep 0.05; done
+        until psql -qXAt -c 'CHECKPOINT' >/dev/null 2>&1; do kill -0 $! || { tail -5 serve.log >&2; exit 1; }; sleep 0.05; done
         echo ready
         wait
     ",
