@@ -1,4 +1,5 @@
-//! What the daemon and all programs share: the log's words, who is there, and of each file whether its syncs may be absorbed.
+//! What the daemon and all programs share: the log's words, who is there, and of each file whether its syncs may be absorbed. A directory is a file like others, whose
+//! content is names.
 //!
 //! It is a table of 64-bit words, and nothing else is ever read from it: whatever is written there, by whomever, no access leaves its bounds, and
 //! no loop is longer than it is.
@@ -24,7 +25,7 @@ use remanence_cache::words::{Word, Words};
 use crate::sys;
 
 /// What a segment begins with: a name and a version.
-const MAGIC: u64 = u64::from_le_bytes(*b"REMCSEG1");
+const MAGIC: u64 = u64::from_le_bytes(*b"REMCSEG2");
 /// How many processes can be there at a time.
 pub(crate) const CLIENTS: usize = 256;
 /// How many files the table has room for: a power of two.
@@ -36,7 +37,7 @@ const LOG_AT: usize = 64;
 const CLIENTS_AT: usize = 128;
 const CLIENT_WORDS: usize = 8;
 const FILES_AT: usize = CLIENTS_AT + CLIENTS * CLIENT_WORDS;
-const FILE_WORDS: usize = 16;
+const FILE_WORDS: usize = 24;
 /// Words of a segment.
 pub(crate) const WORDS: usize = FILES_AT + FILES * FILE_WORDS;
 /// Bytes of it.
@@ -393,6 +394,7 @@ impl File {
     const ABSORBED: usize = 13;
     const KERNEL: usize = 14;
     const BYTES: usize = 15;
+    const NAMELESS: usize = 16;
 
     fn word(self, at: usize) -> &'static AtomicU64 {
         self.0.word(self.1 + at)
@@ -466,17 +468,24 @@ impl File {
         (self.get(Self::LOCK) & OWNER) as u32
     }
 
-    /// Breaks the lock of a process that died: what it had begun is in the page cache, and may not be in the log.
-    pub(crate) fn break_lock(self, owner: u32) {
-        if self.holder() == owner {
+    /// Breaks the lock of a process that died: what it had begun is in the page cache, and may not be in the log. Whether it had it.
+    pub(crate) fn break_lock(self, owner: u32) -> bool {
+        let had = self.holder() == owner;
+        if had {
             self.mark();
             self.unlock();
         }
+        had
     }
 
     /// Locks a file that was found, if it is still this one.
     pub(crate) fn take(self, key: &Key, owner: u32) -> Taken {
-        if !self.lock(owner, LOCK_MS) {
+        self.take_within(key, owner, LOCK_MS)
+    }
+
+    /// The same, for who waits as long as that.
+    pub(crate) fn take_within(self, key: &Key, owner: u32, milliseconds: u64) -> Taken {
+        if !self.lock(owner, milliseconds) {
             return Taken::Busy;
         }
         if self.is_live() && self.is(key) {
@@ -547,6 +556,35 @@ impl File {
         self.set(Self::LAST, end);
     }
 
+    /// Its number in the log, if it has one.
+    pub(crate) fn number(self) -> Option<u32> {
+        u32::try_from(self.get(Self::ID)).ok().filter(|id| *id != u32::MAX)
+    }
+
+    /// Where it lies among others: who locks several does so in this order, directories before what is in them.
+    pub(crate) const fn place(self) -> usize {
+        self.1
+    }
+
+    /// It was just made by who has its lock, whose entry says so, and nobody else has been at it: all of it is in the log. `changed`: its time of change behind its
+    /// making; `quiet`: nobody was at anything without a slot since then.
+    pub(crate) fn born(self, changed: u64, quiet: bool) {
+        let untouched = changed == self.changed() && self.get(Self::MARKS) == self.get(Self::SEEN);
+        if quiet && untouched && self.last() == 0 {
+            self.set(Self::DUE, 0);
+        }
+    }
+
+    /// It has lost its last name, and the log says so below this index.
+    pub(crate) fn set_nameless(self, end: u64) {
+        self.set(Self::NAMELESS, end);
+    }
+
+    /// Below which index the log says that it has lost its last name; 0 if it does not.
+    pub(crate) fn nameless(self) -> u64 {
+        self.get(Self::NAMELESS)
+    }
+
     /// How it stands, for [`synced`](Self::synced).
     pub(crate) fn before_sync(self) -> u64 {
         self.get(Self::MARKS)
@@ -577,9 +615,10 @@ impl File {
         self.0.count(Count::Absorbed, 1);
     }
 
-    pub(crate) fn count_kernel(self) {
+    /// Counts a sync of the kernel; of those that a program has asked for, in all.
+    pub(crate) fn count_kernel(self, asked: bool) {
         self.word(Self::KERNEL).fetch_add(1, Ordering::Relaxed);
-        self.0.count(Count::Kernel, 1);
+        self.0.count(Count::Kernel, asked.into());
     }
 
     pub(crate) fn count_bytes(self, bytes: u64) {

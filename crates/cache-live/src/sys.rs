@@ -4,6 +4,7 @@
 //! program itself was about to make.
 #![expect(unsafe_code, reason = "raw system calls, and memory that other processes write too")]
 
+use std::ffi::{CStr, CString};
 use std::mem::{MaybeUninit, size_of, size_of_val, zeroed};
 use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::sync::atomic::AtomicU64;
@@ -41,8 +42,11 @@ pub(crate) fn forward(call: &Syscall) -> i64 {
 pub(crate) struct Stat {
     /// Which file it is.
     pub(crate) key: Key,
-    mode: u32,
+    /// Its type and permissions.
+    pub(crate) mode: u32,
     pub(crate) links: u32,
+    pub(crate) user: u32,
+    pub(crate) group: u32,
     pub(crate) size: u64,
     /// When its content or its attributes changed, in nanoseconds since 1970. No call can set it.
     pub(crate) changed: u64,
@@ -53,15 +57,17 @@ pub(crate) struct Stat {
 impl Stat {
     /// That of a descriptor's file.
     pub(crate) fn of(fd: i32) -> Result<Self, Errno> {
+        Self::at(fd, c"", libc::AT_EMPTY_PATH)
+    }
+
+    /// That of what is at a path.
+    pub(crate) fn at(directory: i32, path: &CStr, flags: i32) -> Result<Self, Errno> {
         /// The basic fields, and the birth time.
         const FIELDS: u64 = 0xfff;
         // SAFETY: numbers only, for which zeros are values.
         let mut found: libc::statx = unsafe { zeroed() };
-        let path = c"".as_ptr() as u64;
-        call(
-            libc::SYS_statx,
-            [fd_of(fd), path, libc::AT_EMPTY_PATH as u64, FIELDS, (&raw mut found) as u64],
-        )?;
+        let (path, flags) = (path.as_ptr() as u64, i64::from(flags).cast_unsigned());
+        call(libc::SYS_statx, [fd_of(directory), path, flags, FIELDS, (&raw mut found) as u64])?;
         let nanoseconds = |time: libc::statx_timestamp| {
             time.tv_sec.cast_unsigned().wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec.into())
         };
@@ -73,6 +79,8 @@ impl Stat {
             },
             mode: found.stx_mode.into(),
             links: found.stx_nlink,
+            user: found.stx_uid,
+            group: found.stx_gid,
             size: found.stx_size,
             changed: nanoseconds(found.stx_ctime),
             modified: Mtime(nanoseconds(found.stx_mtime)),
@@ -82,6 +90,119 @@ impl Stat {
     pub(crate) const fn is_regular(&self) -> bool {
         self.mode & libc::S_IFMT == libc::S_IFREG
     }
+
+    /// Whether it was made a moment ago.
+    pub(crate) fn is_new(&self) -> bool {
+        const NEW_NS: u64 = 10_000_000_000;
+        self.key.born.saturating_add(NEW_NS) > since_1970()
+    }
+
+    pub(crate) const fn is_directory(&self) -> bool {
+        self.mode & libc::S_IFMT == libc::S_IFDIR
+    }
+}
+
+/// A descriptor of ours in a program, which is there for the length of one call of it: what the program opens by that call is given the lowest number afterwards.
+#[derive(Debug)]
+pub(crate) struct Own(pub(crate) i32);
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        close(self.0);
+    }
+}
+
+impl Own {
+    /// What is at a path, to be looked at, and not to be read. It is no link that is followed at its end, unless it is to be a directory.
+    pub(crate) fn look(directory: i32, path: &CStr, flags: i32) -> Result<Self, Errno> {
+        let opened =
+            open(directory, path, u64::from((libc::O_PATH | libc::O_CLOEXEC | flags).cast_unsigned()), 0);
+        i32::try_from(opened).ok().filter(|fd| *fd >= 0).map(Self).ok_or(opened.wrapping_neg() as Errno)
+    }
+}
+
+/// What the kernel gives for a call.
+fn value<const N: usize>(number: libc::c_long, arguments: [u64; N]) -> i64 {
+    call(number, arguments).map_or_else(|errno| -i64::from(errno), u64::cast_signed)
+}
+
+pub(crate) fn open(directory: i32, path: &CStr, flags: u64, mode: u64) -> i64 {
+    value(libc::SYS_openat, [fd_of(directory), path.as_ptr() as u64, flags, mode])
+}
+
+/// Gives a descriptor of a file that was just opened the lowest number that is free.
+pub(crate) fn lowest(fd: i32, closes_at_exec: bool) -> i32 {
+    let how = if closes_at_exec { libc::F_DUPFD_CLOEXEC } else { libc::F_DUPFD };
+    let Ok(other) = call(libc::SYS_fcntl, [fd_of(fd), how as u64, 0]) else { return fd };
+    let (lower, higher) = (fd.min(other as i32), fd.max(other as i32));
+    close(higher);
+    lower
+}
+
+pub(crate) fn mkdir(directory: i32, path: &CStr, mode: u64) -> i64 {
+    value(libc::SYS_mkdirat, [fd_of(directory), path.as_ptr() as u64, mode])
+}
+
+pub(crate) fn unlink(directory: i32, path: &CStr, flags: u64) -> i64 {
+    value(libc::SYS_unlinkat, [fd_of(directory), path.as_ptr() as u64, flags])
+}
+
+pub(crate) fn rename(from: (i32, &CStr), to: (i32, &CStr), flags: u64) -> i64 {
+    let [(from, old), (to, new)] = [from, to].map(|(fd, name)| (fd_of(fd), name.as_ptr() as u64));
+    value(libc::SYS_renameat2, [from, old, to, new, flags])
+}
+
+pub(crate) fn link(from: (i32, &CStr), to: (i32, &CStr)) -> i64 {
+    let [(from, old), (to, new)] = [from, to].map(|(fd, name)| (fd_of(fd), name.as_ptr() as u64));
+    value(libc::SYS_linkat, [from, old, to, new, 0])
+}
+
+/// Whether a directory has no names, as far as can be told.
+pub(crate) fn is_empty(directory: i32) -> bool {
+    /// What `.` and `..` take.
+    const BOTH: u64 = 48;
+    let mut names = [0_u64; 64];
+    let mut more = || {
+        call(libc::SYS_getdents64, [fd_of(directory), names.as_mut_ptr() as u64, size_of_val(&names) as u64])
+    };
+    more().is_ok_and(|len| len <= BOTH) && more() == Ok(0)
+}
+
+/// The path that the kernel shows of a descriptor.
+pub(crate) fn shown(fd: i32) -> Option<Vec<u8>> {
+    let link = CString::new(format!("/proc/self/fd/{fd}")).ok()?;
+    let mut path = vec![0; PATH_MAX];
+    let here = fd_of(libc::AT_FDCWD);
+    let asked = [here, link.as_ptr() as u64, path.as_mut_ptr() as u64, PATH_MAX as u64];
+    let len = call(libc::SYS_readlinkat, asked).ok()?;
+    path.truncate(len as usize);
+    Some(path)
+}
+
+/// Bytes of the longest path, and its end.
+const PATH_MAX: usize = 4096;
+
+/// A path of the program's, without its end. `None`: there is none, or it is too long.
+pub(crate) fn path(from: u64) -> Option<Vec<u8>> {
+    const PAGE: u64 = 4096;
+    let mut path = Vec::with_capacity(256);
+    while path.len() < PATH_MAX {
+        let (done, at) = (path.len(), from.checked_add(path.len() as u64)?);
+        // Behind the page that it ends in there may be nothing. Most are short.
+        let len = (PAGE - at % PAGE).min(256).min((PATH_MAX - done) as u64);
+        path.resize(done + len as usize, 0);
+        let local = [path[done..].as_mut_ptr() as u64, len];
+        let remote = [at, len];
+        let (local, remote) = (local.as_ptr() as u64, remote.as_ptr() as u64);
+        if call(libc::SYS_process_vm_readv, [process(), local, 1, remote, 1, 0]) != Ok(len) {
+            return None;
+        }
+        if let Some(end) = path[done..].iter().position(|byte| *byte == 0) {
+            path.truncate(done + end);
+            return Some(path);
+        }
+    }
+    None
 }
 
 /// Whether a file lies on a file system whose syncs reach a device, and whose times tell two writes apart as well as this kernel can.

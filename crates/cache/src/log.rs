@@ -386,6 +386,24 @@ impl<M: Medium, W: Words> Log<M, W> {
         }
     }
 
+    /// The rest of an [`append`](Self::append) whose entries were reserved before what it tells of was done: so there is nothing to be waited for between that
+    /// and its entry. Who has done nothing then [abandons](Self::abandon) them.
+    ///
+    /// # Errors
+    /// As of [`append`](Self::append).
+    ///
+    /// # Panics
+    /// It takes another number of entries than were reserved.
+    pub fn complete(&self, reserved: &Reserved, op: &Op<'_>, mtime: Mtime) -> Result<u64, AppendError> {
+        self.fill(reserved, op, mtime);
+        self.commit(reserved)?;
+        fence(Ordering::SeqCst);
+        if self.promise == Promise::AtSync || self.words.load(Word::Passed) <= reserved.first {
+            return Ok(reserved.end());
+        }
+        self.append(reserved.owner, op, mtime)
+    }
+
     /// Makes all entries durable that are committed and lie below, and with them a prefix of the log. `owner` is whose the mark is,
     /// if there has to be one.
     ///

@@ -6,9 +6,9 @@
 //! name still means its file does not help either, as a name can come to mean it again. So a recovery carries out none of them: it brings about what each name
 //! means in the end ([`Names`](crate::recovery::Names)), which is absolute too.
 //!
-//! **Logged before or after.** Who changes a name through the log commits the entry before it does so in the file system, so that nothing is built on a change
-//! that the log lacks. A file that is made is the exception, as it is only known afterwards: unlogged, it is an empty file that
-//! nobody was told of. While the log is open, names are the program's own to change, and of their entries only the directories are left to be synced.
+//! **Logged before or after.** Who changes a name through the log has the place of its entry reserved before it does so in the file system, and commits it
+//! behind that, with the directory locked for others who use the log: only then it is known whether it was done, and nothing is waited for in between.
+//! While the log is open, names are the program's own to change, and of their entries only the directories are left to be synced.
 
 use remanence_codec::{Malformed, Reader, TooLong, Writer};
 
@@ -56,6 +56,17 @@ pub enum Op<'a> {
         /// Bytes of the range.
         len: u64,
     },
+    /// What a file is besides its bytes and names: all of it, also what has not changed.
+    Attributes {
+        /// The file that changes.
+        file: FileId,
+        /// Its type and permissions, as in `st_mode`.
+        mode: u32,
+        /// Who owns it.
+        user: u32,
+        /// Which group does.
+        group: u32,
+    },
     /// A file is made and gets its first name.
     Create {
         /// The file that is new.
@@ -89,9 +100,10 @@ pub enum Op<'a> {
         at: Name<'a>,
     },
     /// The kernel has synced the file itself: no change of its bytes below an index is due any more. Whoever syncs a file of which something is visible
-    /// that the log lacks has this durable before he says that it is synced, else a replay could undo what the sync made durable. Names are as due as before.
+    /// that the log lacks has this durable before he says that it is synced, else a replay could undo what the sync made durable. Of a directory it is the
+    /// names in it that are not due; names of a file are as due as before.
     Settled {
-        /// The file that was synced.
+        /// The file or directory that was synced.
         file: FileId,
         /// The log's head before it was synced.
         upto: u64,
@@ -117,6 +129,7 @@ impl<'a> Op<'a> {
             Self::Write { file, .. }
             | Self::Truncate { file, .. }
             | Self::Allocate { file, .. }
+            | Self::Attributes { file, .. }
             | Self::Settled { file, .. }
             | Self::Create { file, .. }
             | Self::Symlink { file, .. }
@@ -130,9 +143,11 @@ impl<'a> Op<'a> {
     #[must_use]
     pub fn directories(&self) -> [Option<FileId>; 2] {
         match *self {
-            Self::Write { .. } | Self::Truncate { .. } | Self::Allocate { .. } | Self::Settled { .. } => {
-                [None, None]
-            }
+            Self::Write { .. }
+            | Self::Truncate { .. }
+            | Self::Allocate { .. }
+            | Self::Attributes { .. }
+            | Self::Settled { .. } => [None, None],
             Self::Create { at, .. }
             | Self::Symlink { at, .. }
             | Self::Link { at, .. }
@@ -158,9 +173,11 @@ impl<'a> Op<'a> {
     #[must_use]
     pub fn meanings(&self) -> [Option<(Name<'a>, Option<FileId>)>; 2] {
         match *self {
-            Self::Write { .. } | Self::Truncate { .. } | Self::Allocate { .. } | Self::Settled { .. } => {
-                [None, None]
-            }
+            Self::Write { .. }
+            | Self::Truncate { .. }
+            | Self::Allocate { .. }
+            | Self::Attributes { .. }
+            | Self::Settled { .. } => [None, None],
             Self::Create { file, at, .. } | Self::Symlink { file, at, .. } | Self::Link { file, at } => {
                 [Some((at, Some(file))), None]
             }
@@ -175,7 +192,7 @@ impl<'a> Op<'a> {
     pub const fn span(&self) -> Option<(u64, u64)> {
         match *self {
             Self::Write { offset, bytes, .. } => Some((offset, offset.saturating_add(bytes.len() as u64))),
-            Self::Truncate { .. } | Self::Allocate { .. } => Some((0, u64::MAX)),
+            Self::Truncate { .. } | Self::Allocate { .. } | Self::Attributes { .. } => Some((0, u64::MAX)),
             Self::Settled { .. } => Some((0, 0)),
             _ => None,
         }
@@ -222,6 +239,12 @@ impl<'a> Op<'a> {
                 out.u8(6);
                 name(&mut out, at);
             }
+            Self::Attributes { mode, user, group, .. } => {
+                out.u8(8);
+                out.u32_le(mode);
+                out.u32_le(user);
+                out.u32_le(group);
+            }
             Self::Rename { from, to, exchanged, .. } => {
                 out.u8(7);
                 name(&mut out, from);
@@ -261,6 +284,10 @@ impl<'a> Op<'a> {
                 let (exchanged, other) = (bytes.bool()?, FileId(bytes.u32_le()?));
                 Self::Rename { file, from, to, exchanged: exchanged.then_some(other) }
             }
+            8 => {
+                let [mode, user, group] = [bytes.u32_le()?, bytes.u32_le()?, bytes.u32_le()?];
+                Self::Attributes { file, mode, user, group }
+            }
             _ => return bytes.fail(),
         };
         bytes.end()?;
@@ -280,6 +307,7 @@ mod tests {
         for op in [
             Op::Truncate { file, len: 9 },
             Op::Allocate { file, mode: 3, offset: 4, len: 5 },
+            Op::Attributes { file, mode: 0o100_600, user: 1, group: 2 },
             Op::Create { file, at, mode: 0o100_644 },
             Op::Symlink { file, at, target: b"target" },
             Op::Link { file, at },

@@ -95,7 +95,7 @@ impl Scan {
         known.is_some_and(|known| mtime.0 > known.0.saturating_add(grace))
     }
 
-    /// Below which index nothing is due to the bytes of a file any more.
+    /// Below which index nothing is due any more to the bytes of a file, or the names in a directory.
     fn settled(&self) -> BTreeMap<FileId, u64> {
         let mut settled = BTreeMap::new();
         for item in self.items.iter().filter(|item| item.entry.kind == Kind::Settled) {
@@ -125,10 +125,11 @@ impl Scan {
     pub fn names(&self, medium: &impl Medium) -> Names {
         let mut names = Names::default();
         let mut payload = Vec::new();
+        let settled = self.settled();
         for item in self.items.iter().filter(|item| item.is_of_names()) {
             let read = read::payload(medium, &self.layout, &item.entry, &mut payload);
             if let Some(op) = read.ok().and_then(|()| item.entry.op(&payload)) {
-                names.change(&op, item.entry.mtime);
+                names.change(&op, &item.entry, &settled);
             }
         }
         names
@@ -357,6 +358,8 @@ pub struct Names {
     pub changed: BTreeMap<(FileId, Vec<u8>), Mtime>,
     /// The names that each file had at some time, by which it may be found.
     pub places: BTreeMap<FileId, Vec<(FileId, Vec<u8>)>>,
+    /// Those of them whose directory the kernel has synced since they were changed last: they mean what they mean by now, whoever has changed them.
+    pub settled: BTreeSet<(FileId, Vec<u8>)>,
 }
 
 /// How something is made.
@@ -382,9 +385,24 @@ impl Names {
         wanted.map(|(name, _)| name.clone()).collect()
     }
 
-    fn change(&mut self, op: &Op<'_>, when: Mtime) {
+    /// The names of a file that are to be brought about, if they are not there.
+    #[must_use]
+    pub fn due(&self, file: FileId) -> Vec<(FileId, Vec<u8>)> {
+        let mut wanted = self.wanted(file);
+        wanted.retain(|name| !self.settled.contains(name));
+        wanted
+    }
+
+    fn change(&mut self, op: &Op<'_>, entry: &Entry, settled: &BTreeMap<FileId, u64>) {
+        let when = entry.mtime;
         for (name, means) in op.meanings().into_iter().flatten() {
             let name = (name.directory, name.name.to_vec());
+            // What is settled is so up to an index, and names are changed in the order of these.
+            if settled.get(&name.0).is_some_and(|upto| entry.first < *upto) {
+                self.settled.insert(name.clone());
+            } else {
+                self.settled.remove(&name);
+            }
             let exchanged = match *op {
                 Op::Rename { exchanged, .. } => exchanged,
                 _ => None,
@@ -529,7 +547,7 @@ impl Recovery {
             let read = read::payload(medium, &self.scan.layout, &entry, &mut payload);
             let op: Option<Op<'_>> = read.ok().and_then(|()| entry.op(&payload));
             match op {
-                Some(op) if op.span().is_none() => self.names.change(&op, entry.mtime),
+                Some(op) if op.span().is_none() => self.names.change(&op, &entry, &settled),
                 op => self.cleaner.offer(entry, op.as_ref()),
             }
         }

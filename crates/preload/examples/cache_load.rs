@@ -1,7 +1,9 @@
 //! Programs that write and sync for as long as they are let, and say what was acknowledged. They know nothing of a cache.
 //!
 //! `cache_load syncs FILE`: for each byte on its standard input a record and a sync, and a line that says how that went: "ok", or the error's number.
+//! `cache_load names DIRECTORY SEED`: for each byte on its standard input the next step of a seed with names, each durable, and a line; with one more argument, without being asked.
 //! `cache_load seen FILE` and `cache_load unseen FILE`: a number that was a pipe's becomes the file's, by a call of the C library or by one of its own; after lines and syncs as in `cache_traps`.
+//! `cache_load lowest DIRECTORY`: which numbers files have that are made.
 //! `cache_load cost`: what a write costs that leads to no file, in nanoseconds.
 //! `cache_load steps DIRECTORY SEED PROCESS THREADS`: each thread takes the steps of its seed on a file of its own, and appends records to one of all.
 #![expect(unsafe_code, reason = "a call that nobody sees")]
@@ -9,14 +11,15 @@
 use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::os::fd::AsRawFd as _;
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::path::Path;
 
 #[path = "../tests/waits/model.rs"]
 #[expect(dead_code, reason = "the test has the other half")]
 mod model;
 
-use model::{RECORD, Step, bytes, numbers, record};
+use model::{NameStep, RECORD, SUB, Step, TMP, Tree, bytes, numbers, record};
 
 /// More than anybody lets it take.
 const STEPS: u64 = 200_000;
@@ -26,6 +29,8 @@ fn main() {
     let number = |n: usize| -> u64 { arguments[n].parse().expect("a number") };
     match arguments[1].as_str() {
         "syncs" => syncs(&arguments[2]),
+        "names" => names(Path::new(&arguments[2]), number(3), arguments.get(4).is_some()),
+        "lowest" => lowest(Path::new(&arguments[2])),
         "seen" => becomes(&arguments[2], true),
         "unseen" => becomes(&arguments[2], false),
         "cost" => cost(),
@@ -57,6 +62,90 @@ fn syncs(path: &str) {
         let done = file.write_all_at(&record(0, 0, 0, n), n * RECORD as u64).and_then(|()| file.sync_data());
         println!("{}", said(done));
     }
+}
+
+/// Each file that is made has the lowest number that is free.
+fn lowest(place: &Path) {
+    let hole = File::open(place).expect("a directory");
+    let number = hole.as_raw_fd();
+    let _above: Vec<File> = (0..3).map(|_| File::open(place).expect("a directory")).collect();
+    drop(hole);
+    for n in 0..20 {
+        let path = place.join(format!("lowest-{n}"));
+        let file = File::create_new(&path).expect("room");
+        assert_eq!(file.as_raw_fd(), number, "the {n}th file");
+        file.sync_all().and_then(|()| std::fs::remove_file(&path)).expect("a disk");
+    }
+    println!("ok");
+}
+
+/// Takes steps with names in a directory that is there and empty.
+fn names(place: &Path, seed: u64, alone: bool) {
+    let (mut numbers, mut tree) = (numbers(seed, 0, 0), Tree::default());
+    for n in 0_u64.. {
+        if !alone && std::io::stdin().read_exact(&mut [0]).is_err() {
+            return;
+        }
+        let step = NameStep::draw(&mut numbers, &tree);
+        name_step(place, &step, &tree).unwrap_or_else(|why| panic!("{step:?}: {why}"));
+        step.change(&mut tree);
+        println!("{n}");
+    }
+}
+
+fn name_step(place: &Path, step: &NameStep, tree: &Tree) -> std::io::Result<()> {
+    let path = |name: &str| place.join(name);
+    let write = |name: &str, len: u64, word: u64| {
+        let file = File::options().write(true).create(true).truncate(false).open(path(name))?;
+        // In two pieces, as programs do.
+        let (bytes, half) = (bytes(word, len), len as usize / 2);
+        file.write_all_at(&bytes[..half], 0)?;
+        file.write_all_at(&bytes[half..], half as u64)?;
+        file.sync_all()
+    };
+    match step {
+        NameStep::Replace { name, len, word } => {
+            write(TMP, *len, *word)?;
+            std::fs::rename(path(TMP), path(name))?;
+        }
+        NameStep::Write { name, len, word } => write(name, *len, *word)?,
+        NameStep::Permit { name, mode } => {
+            let file = File::open(path(name))?;
+            let mode = std::fs::Permissions::from_mode(*mode);
+            // By its name, and by a descriptor.
+            match mode.mode() % 2 {
+                0 => std::fs::set_permissions(path(name), mode)?,
+                _ => file.set_permissions(mode)?,
+            }
+            file.sync_all()?;
+        }
+        NameStep::Unlink { name } => std::fs::remove_file(path(name))?,
+        NameStep::Rename { from, to } => std::fs::rename(path(from), path(to))?,
+        NameStep::Exchange { from, to } => {
+            let [from, to] = [from, to].map(|name| std::ffi::CString::new(path(name).as_os_str().as_bytes()));
+            let (from, to) = (from?, to?);
+            let here = libc::AT_FDCWD;
+            // SAFETY: two paths that end with a zero.
+            let done =
+                unsafe { libc::renameat2(here, from.as_ptr(), here, to.as_ptr(), libc::RENAME_EXCHANGE) };
+            if done != 0 {
+                return Err(std::io::Error::last_os_error());
+            }
+        }
+        NameStep::Link { from, to } => std::fs::hard_link(path(from), path(to))?,
+        NameStep::Directory if !tree.names.contains_key(SUB) => std::fs::create_dir(path(SUB))?,
+        NameStep::Directory if tree.names.keys().any(|name| name.contains('/')) => {}
+        NameStep::Directory => std::fs::remove_dir(path(SUB))?,
+    }
+    // Directories of names that are gone are gone with them.
+    for directory in [path(SUB), place.to_owned()] {
+        match File::open(directory) {
+            Ok(directory) => directory.sync_all()?,
+            Err(why) if why.kind() == std::io::ErrorKind::NotFound => {}
+            Err(why) => return Err(why),
+        }
+    }
+    Ok(())
 }
 
 /// `dup2`, by the C library or by an instruction of this program.

@@ -7,7 +7,7 @@ use remanence_pmem::Region;
 
 use super::DaemonError;
 use crate::recover::real::lost;
-use crate::recover::{NameState, Options, Report, State, recover_here};
+use crate::recover::{NEWER, NameState, Options, Report, State, recover_here};
 
 /// Recovers a log, if it was not closed. Gives a sentence, if there was anything to be done.
 pub(super) fn recovered(path: &Path, region: &Region) -> Result<Option<String>, DaemonError> {
@@ -75,7 +75,9 @@ fn undecided(path: &Path, report: &Report) -> Option<String> {
             file.path
         ));
     }
-    if let Some(name) = report.names.iter().find(|name| matches!(name.state, NameState::Left(_))) {
+    if let Some(name) =
+        report.names.iter().find(|name| matches!(name.state, NameState::Left(why) if why != NEWER))
+    {
         why.push(format!(
             "somebody else has changed what {} is (`rem cache recover {log}` keeps that)",
             name.name

@@ -1,4 +1,4 @@
-//! The files of the table: each with a descriptor of the daemon's own, by which it is synced, and a number in the log.
+//! The files and directories of the table: each with a descriptor of the daemon's own, by which it is synced, and a number in the log.
 //!
 //! The descriptor that a program sends is not kept: it would keep the program's `flock`, and its position. The file is opened anew, for reading.
 
@@ -21,6 +21,9 @@ use crate::sys::{self, Errno, Stat};
 
 /// A change that is older than this is over.
 const OVER_NS: u64 = 2_000_000_000;
+/// So many files that have lost their last name, as the log says, wait for their batch, or so many bytes of them.
+const NAMELESS: usize = 128;
+const NAMELESS_MAX: u64 = 64 << 20;
 /// So many files are forgotten at a time where room is wanted.
 const ROOM: usize = 64;
 
@@ -34,8 +37,8 @@ struct Held {
     /// None of one that is never absorbed.
     own: Option<File>,
     watch: Option<i32>,
-    /// It has no name any more.
-    unlinked: bool,
+    /// How long it was when it had no name any more.
+    unlinked: Option<u64>,
 }
 
 /// Has the kernel remember that it has had a file and its directory in memory since now.
@@ -100,8 +103,11 @@ impl Files {
     pub(super) fn register(&mut self, fd: &OwnedFd, why: u64, tail: u64, head: u64) -> Result<usize, Errno> {
         let why = why & (why::MAPPED | why::ASYNCHRONOUS);
         let stat = Stat::of(fd.as_raw_fd())?;
-        if !stat.is_regular() || stat.links == 0 && why == 0 {
+        if !stat.is_regular() && !stat.is_directory() || stat.links == 0 && why == 0 {
             return Err(libc::EINVAL);
+        }
+        if !sys::is_on_disk(fd.as_raw_fd()) {
+            return Err(libc::EOPNOTSUPP);
         }
         let known = self.held.keys().copied().find(|slot| self.segment.file(*slot).key() == stat.key);
         if let Some(slot) = known {
@@ -163,7 +169,7 @@ impl Files {
         let watch = own.as_ref().and_then(|_| inotify::add_watch(&self.inotify, this.as_str(), flags).ok());
         self.watches.extend(watch.map(|watch| (watch, slot)));
         self.by_id.extend(id.map(|id| (id, slot)));
-        self.held.insert(slot, Held { path, rule, id, own, watch, unlinked: false });
+        self.held.insert(slot, Held { path, rule, id, own, watch, unlinked: None });
         Ok(slot)
     }
 
@@ -234,23 +240,51 @@ impl Files {
             if let Some(held) = self.held.get_mut(&slot)
                 && let Some(own) = &held.own
             {
-                held.unlinked |= Stat::of(own.as_raw_fd()).is_ok_and(|stat| stat.links == 0);
+                let gone = Stat::of(own.as_raw_fd()).ok().filter(|stat| stat.links == 0);
+                held.unlinked = held.unlinked.or(gone.map(|stat| stat.size));
             }
         }
         Ok(())
     }
 
-    /// Forgets what has no name and no entry any more. Gives the index up to which the others wait.
+    /// Forgets what has no name and no entry any more. Gives the index up to which the others are to be drained now: those of which the log says that they have no
+    /// name are nobody's to sync, and go with their batch, unless they are many or long.
     pub(super) fn forget_unlinked(&mut self, tail: u64, head: u64) -> Option<u64> {
-        let unlinked = |(slot, held): (&usize, &Held)| held.unlinked.then_some(*slot);
-        let slots: Vec<usize> = self.held.iter().filter_map(unlinked).collect();
-        let mut wait = None;
-        for slot in slots {
-            if !self.forget(slot, tail, head) {
-                wait = wait.max(Some(self.segment.file(slot).last()));
+        let segment = self.segment;
+        // Of a directory nobody tells that it was removed, but the log.
+        let unlinked = |(slot, held): (&usize, &Held)| {
+            let said = (segment.file(*slot).nameless() != 0).then_some(0);
+            Some((*slot, held.unlinked.or(said)?))
+        };
+        let slots: Vec<(usize, u64)> = self.held.iter().filter_map(unlinked).collect();
+        let (mut wait, mut later, mut count, mut bytes) = (None, None, 0, 0_u64);
+        for (slot, len) in slots {
+            if self.forget(slot, tail, head) {
+                continue;
+            }
+            let file = self.segment.file(slot);
+            // Who has taken the name away, and has not said so yet, has the file's lock.
+            if file.nameless() == 0 && file.holder() == 0 {
+                wait = wait.max(Some(file.last()));
+            } else {
+                later = later.max(Some(file.last()));
+                (count, bytes) = (count + 1, bytes.saturating_add(len));
             }
         }
+        if count > NAMELESS || bytes > NAMELESS_MAX {
+            wait = wait.max(later);
+        }
         wait.filter(|wait| *wait > tail)
+    }
+
+    /// Whether a file has lost its last name, and the log says so below an index that is durable there: what its bytes are is nobody's concern any more, also not of who
+    /// recovers, as its names come to nothing.
+    pub(super) fn is_nameless(&self, id: FileId, durable: u64) -> bool {
+        let Some(slot) = self.by_id.get(&id) else { return false };
+        let said = self.segment.file(*slot).nameless();
+        let own = self.held.get(slot).and_then(|held| held.own.as_ref());
+        (1..=durable).contains(&said)
+            && own.is_some_and(|own| Stat::of(own.as_raw_fd()).is_ok_and(|stat| stat.links == 0))
     }
 
     /// A descriptor to sync a file by, and its slot.
@@ -271,9 +305,10 @@ impl Files {
         self.held.get(&slot).map_or(Path::new("?"), |held| &held.path)
     }
 
-    /// A process died: what it had locked is free, and marked.
-    pub(super) fn owner_died(&self, owner: u32) {
-        self.held.keys().for_each(|slot| self.segment.file(*slot).break_lock(owner));
+    /// A process died: what it had locked is free, and marked. Whether it had something.
+    pub(super) fn owner_died(&self, owner: u32) -> bool {
+        let broken = self.held.keys().filter(|slot| self.segment.file(**slot).break_lock(owner));
+        broken.count() > 0
     }
 
     /// From now on nothing of any file is logged, but by who is at it already.

@@ -30,6 +30,7 @@ use remanence_cache::entry::Owner;
 use remanence_cache::format::{self, Geometry, Layout, OpenError, Promise};
 use remanence_cache::log::Log;
 use remanence_cache::table::FileTable;
+use remanence_cache::words::{Word, Words as _};
 use remanence_pmem::image::Fault;
 use remanence_pmem::layout::Uuid;
 use remanence_pmem::{Region, StoreGranularity};
@@ -515,12 +516,13 @@ impl Daemon {
 
     fn died(&mut self, owner: u32) {
         let Some(joined) = self.joined.remove(&owner) else { return };
-        self.files.owner_died(owner);
+        let broken = self.files.owner_died(owner);
         let client = self.segment.client(joined.slot);
         client.unlogged().store(0, Ordering::SeqCst);
         client.owner().store(0, Ordering::SeqCst);
         client.process().store(0, Ordering::SeqCst);
-        if self.joined.is_empty() {
+        // What it was at may lack its entry: then nothing else is left for a recovery to build on.
+        if broken || self.joined.is_empty() {
             self.cleaner.drain_to(self.log.head());
         }
     }
@@ -597,10 +599,17 @@ impl Daemon {
                 break;
             }
             let Some((token, action)) = self.cleaner.poll(|_| true) else { break };
+            let durable = match self.log.promise() {
+                Promise::AtReturn => u64::MAX,
+                Promise::AtSync => self.segment.log().load(Word::Durable),
+            };
+            let copied = if self.segment.is_copied() { self.segment.copied_upto() } else { u64::MAX };
+            let durable = durable.min(copied);
             match action {
-                // The page cache has it, and no names are ours.
+                // The page cache has it, names too.
                 Action::Apply { .. } | Action::Names => self.cleaner.done(token),
                 Action::Persist { from, upto } => self.worker.ask(token, Job::Secure(from..upto)),
+                Action::Sync { file } if self.files.is_nameless(file, durable) => self.cleaner.done(token),
                 Action::Sync { file } => match self.files.to_sync(file) {
                     Some((_, Ok(fd))) => self.worker.ask(token, Job::Sync(fd)),
                     Some((_, Err(why))) => self.done(token, Err((why.raw_os_error(), why.to_string()))),

@@ -3,7 +3,9 @@
 //! | call | what is done |
 //! |---|---|
 //! | `write` and its kin, `ftruncate`, `fallocate` | the kernel's call, then an entry of the log (`change.rs`) |
-//! | `fsync`, `fdatasync` | waits for the log; or the kernel's, where something is due |
+//! | `open` and its kin that make a file, `mkdir`, `unlink`, `rename`, `link` and their kin | the same, of names (`names.rs`) |
+//! | `chmod`, `chown`, `utimensat` and their kin, of a file that is absorbed | the same, of attributes (`attributes.rs`) |
+//! | `fsync`, `fdatasync`, of files and directories | waits for the log; or the kernel's, where something is due |
 //! | `sync`, `syncfs` | the log's, and then the kernel's |
 //! | `mmap`, shared, of what may be written | the file's syncs are the kernel's for good |
 //! | `io_submit` | the same for the files that it writes |
@@ -12,8 +14,8 @@
 //! | `close`, `close_range`, `dup2`, `dup3` | are only noticed (`plain.rs`) |
 //! | `io_uring_setup` | is refused as on a kernel that lacks it, and programs do without |
 //!
-//! All else is the kernel's alone. What changes a file there (`truncate` by path, `open` with `O_TRUNC`, `chmod`, `rename`) changes its time of
-//! change, and so makes a sync due. `msync` and `sync_file_range` are the kernel's; and so are the syncs of directories: names are not logged.
+//! All else is the kernel's alone. What changes a file there (`truncate` by path, `open` with `O_TRUNC`, `setxattr`) changes its time of
+//! change, and so makes a sync due. `msync` and `sync_file_range` are the kernel's.
 //!
 //! **What the kernel has made durable is never undone** by the replay of what is older: where a sync is the kernel's, what the log has of the file by then comes into the file
 //! first, or the log says that it is [settled](Face::settle).
@@ -24,12 +26,12 @@ use remanence_cache::op::Op;
 use remanence_cache::table::FileId;
 use remanence_intercept::{Syscall, Verdict};
 
-use super::{Face, Me, face, plain};
+use super::{Face, Me, face, names, own, plain};
 use crate::segment::{File, Taken, why};
 use crate::sys::{self, Stat};
 
 /// The numbers that a hook asks [`wants`] about.
-pub const NUMBERS: [u16; 22] = [
+pub const NUMBERS: [u16; 52] = [
     libc::SYS_write as u16,
     libc::SYS_pwrite64 as u16,
     libc::SYS_writev as u16,
@@ -52,6 +54,36 @@ pub const NUMBERS: [u16; 22] = [
     libc::SYS_close_range as u16,
     libc::SYS_dup2 as u16,
     libc::SYS_dup3 as u16,
+    libc::SYS_open as u16,
+    libc::SYS_openat as u16,
+    libc::SYS_openat2 as u16,
+    libc::SYS_creat as u16,
+    libc::SYS_mkdir as u16,
+    libc::SYS_mkdirat as u16,
+    libc::SYS_mknod as u16,
+    libc::SYS_mknodat as u16,
+    libc::SYS_symlink as u16,
+    libc::SYS_symlinkat as u16,
+    libc::SYS_unlink as u16,
+    libc::SYS_unlinkat as u16,
+    libc::SYS_rmdir as u16,
+    libc::SYS_rename as u16,
+    libc::SYS_renameat as u16,
+    libc::SYS_renameat2 as u16,
+    libc::SYS_link as u16,
+    libc::SYS_linkat as u16,
+    libc::SYS_fchmod as u16,
+    libc::SYS_fchown as u16,
+    libc::SYS_chmod as u16,
+    libc::SYS_chown as u16,
+    libc::SYS_lchown as u16,
+    libc::SYS_fchmodat as u16,
+    libc::SYS_fchmodat2 as u16,
+    libc::SYS_fchownat as u16,
+    libc::SYS_utime as u16,
+    libc::SYS_utimes as u16,
+    libc::SYS_futimesat as u16,
+    libc::SYS_utimensat as u16,
 ];
 
 const CLONE: u64 = 0x4004_9409;
@@ -79,6 +111,8 @@ pub fn wants(call: &Syscall) -> bool {
         libc::SYS_write | libc::SYS_pwrite64 | libc::SYS_writev | libc::SYS_pwritev | libc::SYS_pwritev2 => {
             !plain::is_noted(arguments[0])
         }
+        libc::SYS_open => names::creates(arguments[1]),
+        libc::SYS_openat => names::creates(arguments[2]),
         libc::SYS_close => {
             plain::closed(arguments[0], arguments[0]);
             false
@@ -137,7 +171,19 @@ pub fn handle(call: &Syscall) -> Verdict {
             Verdict::Pass
         }
         libc::SYS_io_uring_setup => Verdict::Return(-i64::from(libc::ENOSYS)),
-        _ => Verdict::Pass,
+        libc::SYS_fchmod
+        | libc::SYS_fchown
+        | libc::SYS_chmod
+        | libc::SYS_chown
+        | libc::SYS_lchown
+        | libc::SYS_fchmodat
+        | libc::SYS_fchmodat2
+        | libc::SYS_fchownat
+        | libc::SYS_utime
+        | libc::SYS_utimes
+        | libc::SYS_futimesat
+        | libc::SYS_utimensat => face.attributes(call),
+        _ => face.names(call),
     }
 }
 
@@ -221,7 +267,14 @@ impl Face {
 
     /// `fsync` and `fdatasync`.
     pub(super) fn sync(&self, fd: i32) -> Verdict {
-        let Some(stat) = Stat::of(fd).ok().filter(Stat::is_regular) else { return Verdict::Pass };
+        self.own(own::CHANGED).store(0, Ordering::Relaxed);
+        self.sync_for(fd, true)
+    }
+
+    /// The same. `asked`: the program has asked for it, who is told how many of its syncs were the kernel's.
+    pub(super) fn sync_for(&self, fd: i32, asked: bool) -> Verdict {
+        let is_ours = |stat: &Stat| stat.is_regular() || stat.is_directory();
+        let Some(stat) = Stat::of(fd).ok().filter(is_ours) else { return Verdict::Pass };
         // A descriptor that only stands for a path cannot be synced, as the kernel says.
         if sys::flags(fd).is_ok_and(|flags| flags & libc::O_PATH != 0) {
             return Verdict::Pass;
@@ -243,7 +296,7 @@ impl Face {
         };
         let for_good = file.why();
         if for_good != 0 && for_good & why::FAILED == 0 && self.log.tail() >= file.last() {
-            file.count_kernel();
+            file.count_kernel(asked);
             return Verdict::Pass;
         }
         match file.take(&stat.key, me.owner.number()) {
@@ -276,8 +329,11 @@ impl Face {
                 });
             }
         }
-        let synced = self.sync_due(&me, &file, fd);
+        let synced = self.sync_due(&me, &file, fd, asked);
         file.unlock();
+        if synced == 0 && stat.is_regular() && stat.is_new() {
+            self.cover(fd);
+        }
         Verdict::Return(synced)
     }
 
@@ -316,7 +372,7 @@ impl Face {
     }
 
     /// The kernel's sync of a file that is locked. It is fsync also for fdatasync: what is absorbed later promises the attributes too.
-    fn sync_due(&self, me: &Me, file: &File, fd: i32) -> i64 {
+    fn sync_due(&self, me: &Me, file: &File, fd: i32, asked: bool) -> i64 {
         if let Some(errno) = file.error() {
             return -i64::from(errno);
         }
@@ -332,7 +388,7 @@ impl Face {
             let settled = self.settle(me, file, fd);
             let changed = Stat::of(fd).map_or(0, |stat| stat.changed);
             file.synced(before, quiet && settled, changed);
-            file.count_kernel();
+            file.count_kernel(asked);
             if !settled && self.segment.is_copied() {
                 return -i64::from(libc::EIO);
             }

@@ -318,7 +318,7 @@ impl Face {
     }
 
     /// Appends an entry, which says what the file's time is behind its change; waits for room, but not for ever.
-    fn log_change(&self, me: &Me, file: &File, op: &Op<'_>, after: &Stat) -> bool {
+    pub(super) fn log_change(&self, me: &Me, file: &File, op: &Op<'_>, after: &Stat) -> bool {
         let until = sys::monotonic() + ROOM_MS * 1_000_000;
         loop {
             let space = self.segment.space().load(Ordering::SeqCst) as u32;

@@ -16,11 +16,15 @@
 //! | `mod.rs` | joining, and what is asked of the daemon |
 //! | `calls.rs` | which call does what |
 //! | `change.rs` | a change of a file: the kernel first, then the log |
+//! | `attributes.rs` | a change of permissions, owners or times |
+//! | `names.rs` | a change of names: the same for directories |
 //! | `plain.rs` | descriptors that lead to no regular file |
 #![expect(unsafe_code, reason = "one mapping that is made here becomes the log's")]
 
+mod attributes;
 mod calls;
 mod change;
+mod names;
 mod plain;
 
 use std::mem::MaybeUninit;
@@ -62,12 +66,14 @@ static FACE: AtomicPtr<Face> = AtomicPtr::new(std::ptr::null_mut());
 /// This process has changed files, or may, in a way that nothing can tell the end of. A child inherits that.
 static TAINTED: AtomicBool = AtomicBool::new(false);
 
-/// Who this process is, in its own page.
+/// Who this process is, and what it does, in its own page.
 mod own {
     /// One of the states below, or an owner's number and [`JOINED`].
     pub(super) const STATE: usize = 0;
     pub(super) const CLIENT: usize = 1;
     pub(super) const PROCESS: usize = 2;
+    /// How many changes of names it has logged since it has synced anything.
+    pub(super) const CHANGED: usize = 3;
 
     pub(super) const NOBODY: u64 = 0;
     pub(super) const JOINING: u64 = 1;

@@ -43,6 +43,7 @@ pub(super) fn apply<F: Files>(files: &F, node: &F::Node, op: &Op<'_>) -> io::Res
                 other => other,
             }
         }
+        Op::Attributes { mode, user, group, .. } => files.attributes(node, mode, user, group),
         _ => Ok(()),
     }
 }

@@ -84,6 +84,12 @@ pub trait Files {
     /// It cannot be looked at.
     fn named(&self, directory: &Self::Node, name: &[u8]) -> io::Result<Option<Self::Node>>;
 
+    /// All names in a directory, each with the number of the inode that has it. Nothing, of one that nobody may read.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    fn list(&self, directory: &Self::Node) -> io::Result<Vec<(u64, Vec<u8>)>>;
+
     /// What is known of a file.
     ///
     /// # Errors
@@ -119,6 +125,12 @@ pub trait Files {
     /// # Errors
     /// The file system does not do so.
     fn allocate(&self, node: &Self::Node, mode: u32, offset: u64, len: u64) -> io::Result<()>;
+
+    /// Sets whose a file is, as far as whoever runs this may, and what they may do with it.
+    ///
+    /// # Errors
+    /// Its permissions were not set.
+    fn attributes(&self, node: &Self::Node, mode: u32, user: u32, group: u32) -> io::Result<()>;
 
     /// Sets when the bytes of a file were last changed.
     ///

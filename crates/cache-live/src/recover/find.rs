@@ -1,10 +1,10 @@
-//! Finds the files of a log: by the path that each had when it was opened, by the names that entries gave it, by its handle; and nowhere else. What is found
-//! is the file only if its identity says so, whatever its name.
+//! Finds the files of a log: by the path that each had when it was opened, by the names that entries gave it, by its inode's number in the directories that the log knows (the
+//! crash may have kept a name, and not the entry that tells of it), by its handle; and nowhere else. What is found is the file only if its identity says so, whatever its name.
 //!
 //! A file that a recovery makes has another identity than the one that was lost. Until the recovery has come to its end it has a second name, which says of
 //! which log and file it is: by that one it is found again if the recovery is cut short.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
 use remanence_cache::format::Layout;
@@ -19,6 +19,9 @@ use super::files::{About, Files, Kind};
 const NAME_MAX: usize = 255;
 /// Directories in each other that nobody has: longer chains of them are no file system's.
 const DEPTH_MAX: u32 = 500;
+
+/// The names that inodes have, each with its directory.
+type Listed<N> = BTreeMap<u64, Vec<(N, Vec<u8>)>>;
 
 /// A file that was found.
 #[derive(Clone, Debug)]
@@ -51,13 +54,15 @@ pub(super) struct Finder<'a, M, F: Files> {
     found: BTreeMap<FileId, Option<Found<F::Node>>>,
     /// Why a file was not looked for any further.
     refused: BTreeMap<FileId, String>,
+    /// All names in the directories that the log knows, by inodes, as they were when this was asked for.
+    listed: Option<Listed<F::Node>>,
     depth: u32,
 }
 
 impl<'a, M: Medium, F: Files> Finder<'a, M, F> {
     pub(super) fn new(files: &'a F, medium: &'a M, layout: Layout, names: Names) -> Self {
         let (found, refused) = (BTreeMap::new(), BTreeMap::new());
-        Self { files, medium, layout, names, found, refused, depth: 0 }
+        Self { files, medium, layout, names, found, refused, listed: None, depth: 0 }
     }
 
     pub(super) fn identity(&self, file: FileId) -> Option<Identity> {
@@ -146,6 +151,9 @@ impl<'a, M: Medium, F: Files> Finder<'a, M, F> {
                 }
             }
         }
+        if let Some(found) = self.in_directories(&identity)? {
+            return Ok(Some(found));
+        }
         if identity.handle.is_empty() {
             return Ok(None);
         }
@@ -170,6 +178,43 @@ impl<'a, M: Medium, F: Files> Finder<'a, M, F> {
                 Ok(None)
             }
         }
+    }
+
+    /// What has the inode of an identity in one of the directories that have a number in the log, and are where they were, or where its entries say.
+    fn in_directories(&mut self, identity: &Identity) -> io::Result<Option<Found<F::Node>>> {
+        if self.listed.is_none() {
+            // Of who asks meanwhile nothing is known yet.
+            self.listed = Some(BTreeMap::new());
+            let mut directories = Vec::new();
+            for known in (0..self.layout.geometry.files).filter_map(|file| self.identity(FileId(file))) {
+                if let Some(node) = self.files.directory(&known.path)?
+                    && self.files.about(&node)?.is(&known)
+                {
+                    directories.push(node);
+                }
+            }
+            let named: BTreeSet<FileId> = self.names.means.keys().map(|(directory, _)| *directory).collect();
+            for file in named {
+                let found = self.find(file)?.filter(|found| found.about.kind == Kind::Directory);
+                directories.extend(found.map(|found| found.node));
+            }
+            let mut listed = Listed::new();
+            for directory in directories {
+                for (inode, name) in self.files.list(&directory)? {
+                    listed.entry(inode).or_default().push((directory.clone(), name));
+                }
+            }
+            self.listed = Some(listed);
+        }
+        let listed = self.listed.as_ref().and_then(|listed| listed.get(&identity.inode));
+        for (directory, name) in listed.cloned().unwrap_or_default() {
+            if let Some(found) = self.there(&directory, &name)?
+                && found.about.is(identity)
+            {
+                return Ok(Some(found));
+            }
+        }
+        Ok(None)
     }
 
     /// A directory or a link that has its name, and is no file that was lost: what has no second name was put there by a recovery that was cut short.

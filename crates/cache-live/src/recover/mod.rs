@@ -118,6 +118,9 @@ pub enum NameState {
     Left(&'static str),
 }
 
+/// Why a name was left alone that is to mean nothing: nobody has to decide that, as nothing of the log is lost by it.
+pub(crate) const NEWER: &str = "it is a newer file's, which the log does not know";
+
 /// What is said of a name.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Name {
@@ -297,7 +300,7 @@ fn judge<M: Medium, F: Files>(
         let shown = finder.shown(*file);
         let found = finder.find(*file).map_err(Error::of("looked for", shown.clone()))?;
         let is_made = finder.names.made.contains_key(file);
-        let is_wanted = !finder.names.wanted(*file).is_empty();
+        let is_wanted = !finder.names.due(*file).is_empty();
         let state = match found {
             Some(found) if found.about.kind != Kind::File => {
                 State::Absent { why: Some("what is there is no regular file".to_owned()) }
@@ -420,6 +423,10 @@ impl<M: Medium, F: Files> Run<'_, M, F> {
         let Some(found) = self.found(entry.file)? else { return Ok(()) };
         recovery.scan().payload(self.medium, entry, payload)?;
         let Some(op) = entry.op(payload) else { return Ok(()) };
+        // As it was behind the last one, which need not be the latest: some programs set it.
+        if entry.mtime != Mtime::UNKNOWN {
+            self.changed.insert(entry.file, entry.mtime);
+        }
         apply(self.files, &found.node, &op).map_err(Error::of("written", self.finder.shown(entry.file)))
     }
 

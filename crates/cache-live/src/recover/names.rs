@@ -5,6 +5,8 @@
 //! 2. The names are given, in place of what had them. All that is synced.
 //! 3. Names that mean nothing are taken away, and the names for the time being, but for those of files that this recovery has made.
 //!
+//! Names in a directory that the kernel has synced since ([settled](remanence_cache::op::Op::Settled)) are none of this.
+//!
 //! What the log does not know is left alone, and told, where it came after the last change of its name; what was there before was replaced by that change.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,7 +19,7 @@ use remanence_pmem::Medium;
 
 use super::files::{About, Files, Kind};
 use super::find::{Finder, Found, is_name};
-use super::{Error, Name, NameState};
+use super::{Error, NEWER, Name, NameState};
 
 /// A name that is to be given.
 struct Need<N> {
@@ -75,7 +77,9 @@ impl<'b, 'a, M: Medium, F: Files> Namer<'b, 'a, M, F> {
     pub(super) fn run(&mut self) -> Result<(), Error> {
         let mut needs = Vec::new();
         let names = self.names;
-        for ((directory, name), means) in &names.means {
+        // What the kernel has synced since means what it means.
+        let due = || names.means.iter().filter(|(name, _)| !names.settled.contains(name));
+        for ((directory, name), means) in due() {
             let shown = self.finder.shown_name(*directory, name);
             if !is_name(name) {
                 self.left.extend(means);
@@ -91,7 +95,7 @@ impl<'b, 'a, M: Medium, F: Files> Namer<'b, 'a, M, F> {
             }
             self.sync_all()?;
         }
-        for ((directory, name), means) in &names.means {
+        for ((directory, name), means) in due() {
             if means.is_none() && is_name(name) {
                 self.take(*directory, name)?;
             }
@@ -244,7 +248,10 @@ impl<'b, 'a, M: Medium, F: Files> Namer<'b, 'a, M, F> {
             return Ok(());
         };
         if !self.finder.had(&there.about, &place) {
-            self.tell(shown, NameState::Left("a file has it that the log does not know by it"));
+            let when = self.names.changed.get(&place).copied().unwrap_or(Mtime::UNKNOWN);
+            let newer = when != Mtime::UNKNOWN && there.about.changed > when.0;
+            let why = if newer { NEWER } else { "a file has it that the log does not know by it" };
+            self.tell(shown, NameState::Left(why));
             return Ok(());
         }
         let is_it = |(_, known): &(FileId, &Found<F::Node>)| known.about.is_same(&there.about);
@@ -325,7 +332,7 @@ impl<'b, 'a, M: Medium, F: Files> Namer<'b, 'a, M, F> {
     fn make(&mut self, file: FileId, made: &Made, shown: &str) -> Result<Option<Found<F::Node>>, Error> {
         let bad = || Error::of("looked at", shown.to_owned());
         let mut place = None;
-        for (directory, name) in self.names.wanted(file) {
+        for (directory, name) in self.names.due(file) {
             if is_name(&name) && place.is_none() {
                 place = self.have(directory)?.filter(|found| found.about.kind == Kind::Directory);
             }

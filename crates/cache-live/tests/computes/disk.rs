@@ -29,6 +29,8 @@ struct File {
     born: u64,
     changed: u64,
     target: Vec<u8>,
+    /// What it was besides its bytes since it was synced, the last one now.
+    attributes: Vec<[u32; 3]>,
     /// What it was since it was synced, the last one now.
     versions: Vec<Content>,
 }
@@ -60,8 +62,8 @@ pub(crate) struct Disk {
     pub(crate) handles: Cell<bool>,
 }
 
-/// What a tree of names has: contents, and which names are of one file.
-pub(crate) type Tree = BTreeMap<Vec<u8>, (Kind, Vec<u8>, Vec<Vec<u8>>)>;
+/// What a tree of names has: contents, which names are of one file, and its mode and owners, where they were said.
+pub(crate) type Tree = BTreeMap<Vec<u8>, (Kind, Vec<u8>, Vec<Vec<u8>>, [u32; 3])>;
 
 const ROOT: Inode = 1;
 
@@ -121,8 +123,8 @@ impl Disk {
         let inode = state.files.keys().last().map_or(ROOT, |last| last + 1);
         let clock = state.clock;
         let content = Content { bytes: Vec::new(), mtime: clock };
-        let file =
-            File { kind, born: clock, changed: clock, target: target.to_vec(), versions: vec![content] };
+        let (target, attributes, versions) = (target.to_vec(), vec![[0; 3]], vec![content]);
+        let file = File { kind, born: clock, changed: clock, target, attributes, versions };
         state.files.insert(inode, file);
         inode
     }
@@ -197,6 +199,9 @@ impl Disk {
             content.mtime = versions[choices.pick(versions.len())].mtime;
             file.versions = vec![content];
         }
+        for file in state.files.values_mut() {
+            file.attributes = vec![file.attributes[choices.pick(file.attributes.len())]];
+        }
         let handles = self.handles.clone();
         Self {
             state: RefCell::new(state),
@@ -205,6 +210,15 @@ impl Disk {
             steps: Cell::new(0),
             handles,
         }
+    }
+
+    /// Two names mean each what the other one did, both at once.
+    pub(crate) fn exchange(&self, from: (&Inode, &[u8]), to: (&Inode, &[u8])) -> io::Result<()> {
+        self.step()?;
+        let [one, other] = [from, to].map(|(directory, name)| self.named(directory, name));
+        let (one, other) = (one?, other?);
+        self.change_names(&[(*from.0, from.1.to_vec(), other), (*to.0, to.1.to_vec(), one)]);
+        Ok(())
     }
 
     /// All names below `/data`, and what they mean.
@@ -228,7 +242,8 @@ impl Disk {
             let file = &state.files[&inode];
             let bytes = [&file.versions.last().unwrap().bytes[..], &file.target].concat();
             for path in &paths {
-                tree.insert(path.clone(), (file.kind, bytes.clone(), paths.clone()));
+                let attributes = file.attributes[file.attributes.len() - 1];
+                tree.insert(path.clone(), (file.kind, bytes.clone(), paths.clone(), attributes));
             }
         }
         tree
@@ -276,6 +291,12 @@ impl Files for Disk {
         Ok(self.state.borrow().names.get(&(*directory, name.to_vec())).copied())
     }
 
+    fn list(&self, directory: &Inode) -> io::Result<Vec<(u64, Vec<u8>)>> {
+        let state = self.state.borrow();
+        let names = state.names.iter().filter(|((parent, _), _)| parent == directory);
+        Ok(names.map(|((_, name), inode)| (*inode, name.clone())).collect())
+    }
+
     fn about(&self, node: &Inode) -> io::Result<About> {
         let state = self.state.borrow();
         let file = state.files.get(node).ok_or(io::ErrorKind::NotFound)?;
@@ -321,6 +342,12 @@ impl Files for Disk {
         Err(io::ErrorKind::Unsupported.into())
     }
 
+    fn attributes(&self, node: &Inode, mode: u32, user: u32, group: u32) -> io::Result<()> {
+        self.step()?;
+        self.state.borrow_mut().files.get_mut(node).unwrap().attributes.push([mode, user, group]);
+        Ok(())
+    }
+
     fn stamp(&self, node: &Inode, mtime: Mtime) -> io::Result<()> {
         self.change(*node, |_| ())?;
         let mut state = self.state.borrow_mut();
@@ -334,6 +361,7 @@ impl Files for Disk {
         let file = state.files.get_mut(node).unwrap();
         let last = file.versions.pop().unwrap();
         file.versions = vec![last];
+        file.attributes.drain(..file.attributes.len() - 1);
         let (synced, pending): (Vec<_>, Vec<_>) = std::mem::take(&mut state.pending)
             .into_iter()
             .partition(|changes| changes.iter().any(|(directory, ..)| directory == node));

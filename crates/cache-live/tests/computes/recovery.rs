@@ -1,7 +1,7 @@
 //! Programs that log what they do, a machine that dies under them, and recoveries that die at each of their steps: in the end all is as after the last change, whatever each
 //! crash has left.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use remanence_cache::entry::{Mtime, Owner};
@@ -93,6 +93,12 @@ impl Program {
         self.append(&Op::Truncate { file: self.ids[&inode], len }, mtime);
     }
 
+    fn attributes(&self, inode: Inode, [mode, user, group]: [u32; 3]) {
+        self.disk.attributes(&inode, mode, user, group).unwrap();
+        let mtime = self.disk.about(&inode).unwrap().mtime;
+        self.append(&Op::Attributes { file: self.ids[&inode], mode, user, group }, mtime);
+    }
+
     fn rename(&self, from: (Inode, &str), to: (Inode, &str)) {
         let file = self.ids[&self.inode(from.0, from.1)];
         let (old, new) = (self.place(from.0, from.1), self.place(to.0, to.1));
@@ -112,6 +118,23 @@ impl Program {
         self.append(&Op::Unlink { file: self.ids[&inode], at }, self.disk.now());
         let is_directory = self.disk.about(&inode).unwrap().kind == Kind::Directory;
         self.disk.unlink(&directory, name.as_bytes(), is_directory).unwrap();
+    }
+
+    fn exchange(&self, from: (Inode, &str), to: (Inode, &str)) {
+        let [file, other] = [from, to].map(|(directory, name)| self.inode(directory, name));
+        let (old, new) = (self.place(from.0, from.1), self.place(to.0, to.1));
+        let exchanged = Some(self.ids[&other]);
+        self.append(&Op::Rename { file: self.ids[&file], from: old, to: new, exchanged }, self.disk.now());
+        self.disk.exchange((&from.0, from.1.as_bytes()), (&to.0, to.1.as_bytes())).unwrap();
+    }
+
+    /// The kernel has synced a file or a directory itself, and with it its name, as each file system does of which syncs are absorbed.
+    fn settle(&self, inode: Inode) {
+        self.disk.sync(&DATA).unwrap();
+        self.disk.sync(&inode).unwrap();
+        let settled = Op::Settled { file: self.ids[&inode], upto: self.log.head() };
+        self.append(&settled, self.disk.about(&inode).unwrap().mtime);
+        self.sync();
     }
 
     /// The machine dies.
@@ -150,7 +173,7 @@ fn at_each_step(disk: &Disk, image: &CrashImage, expected: &Tree, choices: &mut 
             if was_empty {
                 // It had come to its end, and second names of what was made may be left.
                 left.retain(|name, _| !is_for_now(name));
-                left.values_mut().for_each(|(.., names)| names.retain(|name| !is_for_now(name)));
+                left.values_mut().for_each(|(_, _, names, _)| names.retain(|name| !is_for_now(name)));
             }
             compare(&left, expected, step, &report);
             assert!(
@@ -176,9 +199,10 @@ fn is_for_now(path: &[u8]) -> bool {
 fn compare(left: &Tree, expected: &Tree, step: u64, report: &Report) {
     let shown = |tree: &Tree| -> Vec<String> {
         tree.iter()
-            .map(|(name, (kind, bytes, names))| {
+            .map(|(name, (kind, bytes, names, attributes))| {
                 let sum: usize = bytes.iter().map(|byte| usize::from(*byte)).sum();
-                format!("{} {kind:?} {} {sum} {}", String::from_utf8_lossy(name), bytes.len(), names.len())
+                let (name, len, names) = (String::from_utf8_lossy(name), bytes.len(), names.len());
+                format!("{name} {kind:?} {len} {sum} {names} {attributes:?}")
             })
             .collect()
     };
@@ -208,6 +232,7 @@ fn a_file_that_was_made_and_lost_is_made_again_with_all_its_bytes() {
     program.write(file, 10, &[7; 600]);
     program.truncate(file, 300);
     program.write(file, 290, &[8; 20]);
+    program.attributes(file, [0o100_600, 1, 2]);
     every_way(&program, 300);
 }
 
@@ -252,39 +277,53 @@ fn a_directory_that_was_lost_has_its_files_again_and_one_that_was_moved_is_there
     every_way(&program, 300);
 }
 
+/// A program in two directories, one of them new.
+fn in_two_directories(choices: &mut Seeded) -> (Program, [(Inode, &'static str); 2]) {
+    let mut program = Program::new();
+    let directory = program.make(DATA, "d", "/data/d", 0o040_755);
+    if choices.pick(2) == 0 {
+        program.disk.sync(&DATA).unwrap();
+    }
+    (program, [(DATA, "/data"), (directory, "/data/d")])
+}
+
+fn random_step(program: &mut Program, directories: [(Inode, &str); 2], choices: &mut Seeded, settles: bool) {
+    let (place, path) = directories[choices.pick(2)];
+    let name = ["a", "b", "c"][choices.pick(3)];
+    let (other, to) = (directories[choices.pick(2)].0, ["a", "b", "c"][choices.pick(3)]);
+    let there = program.disk.named(&place, name.as_bytes()).unwrap();
+    let taken = program.disk.named(&other, to.as_bytes()).unwrap();
+    match (there, choices.pick(11)) {
+        (None, _) => {
+            program.create(place, name, &format!("{path}/{name}"));
+        }
+        (Some(file), 0..=2) => {
+            let len = 1 + choices.pick(900);
+            let bytes: Vec<u8> = (0..len).map(|_| choices.pick(256) as u8).collect();
+            program.write(file, choices.pick(900) as u64, &bytes);
+        }
+        (Some(file), 3) => program.truncate(file, choices.pick(1200) as u64),
+        (Some(file), 4) => program.disk.sync(&file).unwrap(),
+        (Some(_), 5) if taken.is_none() => program.link((place, name), (other, to)),
+        (Some(file), 6) if taken != Some(file) => program.rename((place, name), (other, to)),
+        (Some(_), 7) => program.unlink(place, name),
+        (Some(file), 8) if taken.is_some_and(|taken| taken != file) => {
+            program.exchange((place, name), (other, to));
+        }
+        (_, 9) if settles => program.settle(place),
+        (Some(file), 10) => program.attributes(file, [0o100_000 + choices.pick(0o777) as u32, 7, 8]),
+        _ => program.disk.sync(&place).unwrap(),
+    }
+}
+
 #[test]
 fn random_programs_are_recovered_whatever_was_lost() {
     for seed in seeds(60) {
         println!("{}", replay(seed));
         let mut choices = Seeded::new(seed);
-        let mut program = Program::new();
-        let directory = program.make(DATA, "d", "/data/d", 0o040_755);
-        if choices.pick(2) == 0 {
-            program.disk.sync(&DATA).unwrap();
-        }
-        let directories = [(DATA, "/data"), (directory, "/data/d")];
+        let (mut program, directories) = in_two_directories(&mut choices);
         for _ in 0..10 {
-            let (place, path) = directories[choices.pick(2)];
-            let name = ["a", "b", "c"][choices.pick(3)];
-            let (other, to) = (directories[choices.pick(2)].0, ["a", "b", "c"][choices.pick(3)]);
-            let there = program.disk.named(&place, name.as_bytes()).unwrap();
-            let taken = program.disk.named(&other, to.as_bytes()).unwrap();
-            match (there, choices.pick(8)) {
-                (None, _) => {
-                    program.create(place, name, &format!("{path}/{name}"));
-                }
-                (Some(file), 0..=2) => {
-                    let len = 1 + choices.pick(900);
-                    let bytes: Vec<u8> = (0..len).map(|_| choices.pick(256) as u8).collect();
-                    program.write(file, choices.pick(900) as u64, &bytes);
-                }
-                (Some(file), 3) => program.truncate(file, choices.pick(1200) as u64),
-                (Some(file), 4) => program.disk.sync(&file).unwrap(),
-                (Some(_), 5) if taken.is_none() => program.link((place, name), (other, to)),
-                (Some(file), 6) if taken != Some(file) => program.rename((place, name), (other, to)),
-                (Some(_), 7) => program.unlink(place, name),
-                _ => program.disk.sync(&place).unwrap(),
-            }
+            random_step(&mut program, directories, &mut choices, true);
         }
         program.sync();
         let expected = program.disk.tree();
@@ -293,6 +332,99 @@ fn random_programs_are_recovered_whatever_was_lost() {
             at_each_step(&disk, &image, &expected, &mut choices, 2);
         }
     }
+}
+
+/// What nobody was told of may be so or not, in the log and on the disk, each by itself: it takes nothing from what was acknowledged before.
+#[test]
+fn what_was_acknowledged_is_there_whatever_came_behind_it() {
+    for seed in seeds(300) {
+        println!("{}", replay(seed));
+        let mut choices = Seeded::new(seed);
+        let (mut program, directories) = in_two_directories(&mut choices);
+        for _ in 0..8 {
+            random_step(&mut program, directories, &mut choices, false);
+        }
+        program.sync();
+        let expected = program.disk.tree();
+        let (mut before, mut touched) = (expected.clone(), BTreeSet::new());
+        // Files that have the same are told apart, too.
+        let inodes = |program: &Program| -> Vec<(Vec<u8>, Option<Inode>)> {
+            let names = directories.iter().flat_map(|place| ["a", "b", "c"].map(|name| (place, name)));
+            let found = |((directory, path), name): (&(Inode, &str), &str)| {
+                let inode = program.disk.named(directory, name.as_bytes()).unwrap();
+                (format!("{path}/{name}").into_bytes(), inode)
+            };
+            names.map(found).collect()
+        };
+        for _ in 0..1 + choices.pick(5) {
+            let meant = inodes(&program);
+            random_step(&mut program, directories, &mut choices, false);
+            let after = program.disk.tree();
+            let moved = inodes(&program).into_iter().zip(meant).filter(|(is, was)| is != was);
+            touched.extend(moved.map(|((name, _), _)| name));
+            let names = before.keys().chain(after.keys());
+            touched.extend(names.filter(|name| before.get(*name) != after.get(*name)).cloned());
+            before = after;
+        }
+        for _ in 0..4 {
+            let (disk, image) = program.crash(&mut choices);
+            disk.fail_after(choices.pick(12) as u64, false);
+            let first = recovered(&image, &disk);
+            disk.fail_after(u64::MAX, false);
+            let (disk, image) = (disk.crash(&mut choices), image.crash(Failure::PowerLoss, &mut choices));
+            let report = recovered(&image, &disk).unwrap_or_else(|error| panic!("{error}"));
+            assert!(scan(&image, Lost::Unsynced).unwrap().is_clean(), "{report:?}");
+            let (mut left, mut expected) = (disk.crash(&mut choices).tree(), expected.clone());
+            // A name that was given to another file since takes the one away from its file that this is to have, which keeps what it has; a disk that keeps the first change, and not the second,
+            // has no journal.
+            let told = first.iter().chain([&report]).flat_map(|report| &report.names);
+            let told = told.filter(|name| matches!(name.state, NameState::Left(_)));
+            let told: BTreeSet<Vec<u8>> = told.map(|name| name.name.clone().into_bytes()).collect();
+            for tree in [&mut left, &mut expected] {
+                let is_known =
+                    |name: &Vec<u8>| !touched.contains(name) && !told.contains(name) && !is_for_now(name);
+                tree.retain(|name, _| is_known(name));
+                tree.values_mut().for_each(|(_, _, names, _)| names.retain(is_known));
+            }
+            compare(&left, &expected, 0, &report);
+        }
+    }
+}
+
+/// What the kernel has synced of a directory that somebody else has changed is as it is, and what was logged behind that is carried out.
+#[test]
+fn names_that_the_kernel_has_synced_since_are_not_undone() {
+    let mut program = Program::new();
+    program.disk.handles.set(true);
+    let moved = program.create(DATA, "moved", "/data/moved");
+    program.write(moved, 0, b"ours");
+    for name in ["removed", "replaced"] {
+        let file = program.create(DATA, name, &format!("/data/{name}"));
+        program.disk.sync(&file).unwrap();
+    }
+    program.sync();
+    // By others.
+    program.disk.rename((&DATA, b"moved"), (&DATA, b"elsewhere")).unwrap();
+    program.disk.unlink(&DATA, b"removed", false).unwrap();
+    program.disk.make(&DATA, b"other", &Made::Node { mode: 0o100_644 }).unwrap();
+    program.disk.rename((&DATA, b"other"), (&DATA, b"replaced")).unwrap();
+    program.settle(DATA);
+    let file = program.create(DATA, "new", "/data/new");
+    program.write(file, 0, b"new");
+    every_way(&program, 300);
+}
+
+/// The kernel has synced it once, and then it was changed by those who use the log: these changes are due.
+#[test]
+fn names_that_were_changed_behind_a_sync_of_the_kernel_are_due() {
+    let mut program = Program::new();
+    let (one, other) = (program.create(DATA, "a", "/data/a"), program.create(DATA, "b", "/data/b"));
+    program.write(one, 0, b"one");
+    program.write(other, 0, b"other");
+    program.settle(DATA);
+    program.exchange((DATA, "a"), (DATA, "b"));
+    program.unlink(DATA, "a");
+    every_way(&program, 300);
 }
 
 /// Somebody else changes a file long after those who use the log did.
@@ -323,7 +455,7 @@ fn what_somebody_else_made_durable_is_kept_and_ours_is_beside_it() {
     assert_eq!((kept, disk.steps.get()), (&vec![4096], 0), "a dry run changes nothing");
     let mut expected = disk.tree();
     let name = b"/data/a.rem-recovered".to_vec();
-    expected.insert(name.clone(), (Kind::File, ours, vec![name]));
+    expected.insert(name.clone(), (Kind::File, ours, vec![name], [0; 3]));
     assert_eq!(expected[&b"/data/a"[..]].1, theirs);
     at_each_step(&disk, &image, &expected, &mut Seeded::new(2), 4);
 }
@@ -395,7 +527,7 @@ fn a_name_that_somebody_else_gave_since_is_left_alone() {
         let report = recovered(&image, &disk).unwrap();
         assert_eq!(disk.named(&DATA, free).unwrap(), theirs);
         assert!(report.names.iter().any(|name| matches!(name.state, NameState::Left(_))), "{report:?}");
-        let is_there = disk.tree().values().any(|(_, bytes, _)| bytes == b"ours");
+        let is_there = disk.tree().values().any(|(_, bytes, ..)| bytes == b"ours");
         assert!(is_there, "its last name is never taken: {report:?}");
     }
 }

@@ -311,6 +311,17 @@ fn who_was_passed_in_the_middle_of_an_append_appends_again() {
     log.fill(&stuck, &op_of(1, &[1; 100]), NOW);
     log.commit(&stuck).expect("the medium stands");
     assert_eq!(copier.next(&log, RECORD_MIN).expect("nothing is damaged"), None, "it was passed for good");
+    // Who had reserved a place before he did something appends again, too.
+    let before = log.reserve(Owner::new(1), 2).expect("there is room");
+    log.append(Owner::new(2), &op_of(0, &bytes), NOW).expect("there is room");
+    copier.next(&log, RECORD_MIN).expect("nothing is damaged").expect("there is an entry");
+    let end = log.complete(&before, &op_of(1, &[1; 100]), NOW).expect("there is room");
+    assert_eq!((before.end(), end), (ENTRIES + 6, ENTRIES + 9));
+    let batch = copier.next(&log, RECORD_MIN).expect("nothing is damaged").expect("there is an entry");
+    assert_eq!(batch.upto, end);
+    // Nobody has come by.
+    let before = log.reserve(Owner::new(1), 2).expect("there is room");
+    assert_eq!(log.complete(&before, &op_of(1, &[1; 100]), NOW).expect("there is room"), before.end());
 }
 
 #[test]

@@ -215,5 +215,7 @@ fn sqlite_with_a_log() {
 
 #[test]
 fn sqlite_with_a_rollback_journal() {
-    kills(sqlite("sqlite-delete", "sqlite3 $DATA/db 'CREATE TABLE t(n INTEGER PRIMARY KEY, x)'"));
+    // A journal that is gone may have the log drained: then what it has is on no old bytes.
+    let make = "sqlite3 $DATA/db 'CREATE TABLE t(n INTEGER PRIMARY KEY, x)'";
+    kills(Program { synced: Synced::Often, ..sqlite("sqlite-delete", make) });
 }

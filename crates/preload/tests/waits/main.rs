@@ -7,6 +7,7 @@ mod kills;
 mod loss;
 #[expect(dead_code, reason = "the program has the other half")]
 mod model;
+mod names;
 mod plain;
 mod programs;
 mod rounds;

@@ -1,5 +1,7 @@
 //! What the programs of the torture do with their files, as a function of a seed: whoever knows it knows what a file is after each step.
 
+use std::collections::BTreeMap;
+
 /// Numbers that look drawn (SplitMix64).
 #[derive(Clone, Debug)]
 pub(crate) struct Numbers(pub(crate) u64);
@@ -104,4 +106,141 @@ pub(crate) fn record(seed: u64, process: u64, thread: u64, number: u64) -> [u8; 
 /// The numbers that a thread draws.
 pub(crate) const fn numbers(seed: u64, process: u64, thread: u64) -> Numbers {
     Numbers(seed.wrapping_mul(1_000_003).wrapping_add(process * 101 + thread))
+}
+
+/// Names and what they mean, by the numbers of files, and what files have.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub(crate) struct Tree {
+    pub(crate) names: BTreeMap<String, u64>,
+    pub(crate) files: BTreeMap<u64, Vec<u8>>,
+    /// The permissions of those that were given some.
+    pub(crate) modes: BTreeMap<u64, u32>,
+    next: u64,
+}
+
+/// The directory that is made and removed.
+pub(crate) const SUB: &str = "sub";
+/// What a file is called until it replaces another.
+pub(crate) const TMP: &str = "tmp";
+
+/// What is done with names. Each is durable before the next one.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum NameStep {
+    /// A new file is written under another name, synced, and renamed; whatever had the name is replaced.
+    Replace {
+        name: String,
+        len: u64,
+        word: u64,
+    },
+    /// A file that is made if it is not there gets so many bytes at its beginning, and is synced.
+    Write {
+        name: String,
+        len: u64,
+        word: u64,
+    },
+    Unlink {
+        name: String,
+    },
+    Rename {
+        from: String,
+        to: String,
+    },
+    /// Both are there, and are files.
+    Exchange {
+        from: String,
+        to: String,
+    },
+    Link {
+        from: String,
+        to: String,
+    },
+    /// A file gets permissions, and is synced.
+    Permit {
+        name: String,
+        mode: u32,
+    },
+    /// The directory is made, or removed if it is empty.
+    Directory,
+}
+
+impl NameStep {
+    pub(crate) fn draw(numbers: &mut Numbers, tree: &Tree) -> Self {
+        let has_sub = tree.names.contains_key(SUB);
+        let mut name = || {
+            let name = ["a", "b", "c", "d"][numbers.below(4) as usize];
+            let within = has_sub && numbers.below(2) == 0;
+            if within { format!("{SUB}/{name}") } else { name.to_owned() }
+        };
+        let (from, to) = (name(), name());
+        let [has_from, has_to] = [&from, &to].map(|name| tree.names.get(name));
+        let (len, word) = (1 + numbers.below(9000), numbers.below(u64::MAX));
+        match numbers.below(100) {
+            0..8 => Self::Directory,
+            8..16 if has_from.is_some() => Self::Permit { name: from, mode: 0o400 + (word % 0o400) as u32 },
+            16..25 if has_from.is_some() => Self::Unlink { name: from },
+            25..40 if has_from.is_some() && has_from != has_to => Self::Rename { from, to },
+            40..50 if has_from.is_some() && has_to.is_some() && has_from != has_to => {
+                Self::Exchange { from, to }
+            }
+            50..60 if has_from.is_some() && has_to.is_none() => Self::Link { from, to },
+            60..80 => Self::Write { name: from, len, word },
+            _ => Self::Replace { name: from, len, word },
+        }
+    }
+
+    /// The names that it changes.
+    pub(crate) fn touches(&self) -> Vec<&str> {
+        match self {
+            Self::Replace { name, .. } => vec![name, TMP],
+            Self::Write { name, .. } | Self::Unlink { name } | Self::Permit { name, .. } => vec![name],
+            Self::Rename { from, to } | Self::Exchange { from, to } | Self::Link { from, to } => {
+                vec![from, to]
+            }
+            Self::Directory => vec![SUB],
+        }
+    }
+
+    pub(crate) fn change(&self, tree: &mut Tree) {
+        match self {
+            Self::Replace { name, len, word } => {
+                tree.next += 1;
+                tree.files.insert(tree.next, bytes(*word, *len));
+                tree.names.insert(name.clone(), tree.next);
+            }
+            Self::Write { name, len, word } => {
+                let next = tree.next + 1;
+                let file = *tree.names.entry(name.clone()).or_insert(next);
+                tree.next = tree.next.max(file);
+                let (had, new) = (tree.files.entry(file).or_default(), bytes(*word, *len));
+                had.resize(had.len().max(new.len()), 0);
+                had[..new.len()].copy_from_slice(&new);
+            }
+            Self::Permit { name, mode } => {
+                tree.modes.insert(tree.names[name], *mode);
+            }
+            Self::Unlink { name } => {
+                tree.names.remove(name);
+            }
+            Self::Rename { from, to } => {
+                let file = tree.names.remove(from).expect("it is there");
+                tree.names.insert(to.clone(), file);
+            }
+            Self::Exchange { from, to } => {
+                let (one, other) = (tree.names[from], tree.names[to]);
+                tree.names.insert(from.clone(), other);
+                tree.names.insert(to.clone(), one);
+            }
+            Self::Link { from, to } => {
+                let file = tree.names[from];
+                tree.names.insert(to.clone(), file);
+            }
+            Self::Directory if !tree.names.contains_key(SUB) => {
+                tree.names.insert(SUB.into(), 0);
+            }
+            Self::Directory if tree.names.keys().any(|name| name.contains('/')) => {}
+            Self::Directory => {
+                tree.names.remove(SUB);
+            }
+        }
+    }
 }

@@ -229,7 +229,7 @@ fn pause(numbers: &mut Numbers, lines: &AtomicU64) {
 }
 
 /// What `rem cache recover` does.
-fn decide(log: &Path) {
+pub(crate) fn decide(log: &Path) {
     let region = format::file_options().open(log).expect("a log");
     let scan = scan(&region, Lost::Unsynced).expect("a log");
     let report = recover_here(log, &region, scan, &Options::default()).expect("a disk");

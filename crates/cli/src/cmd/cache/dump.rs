@@ -104,6 +104,14 @@ fn of_item(region: &Region, scan: &Scan, item: &Item) -> (String, Value) {
             put(&mut value, &[("kind", "settled".into()), ("file", file(id).into()), ("upto", upto.into())]);
             format!("settled up to {upto}: {}", file(id))
         }
+        Some(Op::Attributes { file: id, mode, user, group }) => {
+            put(
+                &mut value,
+                &[("kind", "attributes".into()), ("file", file(id).into()), ("mode", mode.into())],
+            );
+            put(&mut value, &[("user", user.into()), ("group", group.into())]);
+            format!("{} is of mode {mode:o}, user {user} and group {group}", file(id))
+        }
         Some(Op::Create { at, mode, .. }) => {
             put(&mut value, &[("kind", "create".into()), ("name", name(at).into()), ("mode", mode.into())]);
             format!("create {} (mode {mode:o})", name(at))

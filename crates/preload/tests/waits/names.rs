@@ -1,0 +1,258 @@
+//! Names are entries of the log: a file that is made, what it is renamed to, and what is taken away are there when the machine is lost behind a sync that was absorbed. The machine is
+//! a file system that is cut off like a disk without power, and mounted again.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+use std::time::Duration;
+
+use remanence_effort::{replay, seeds};
+
+use crate::cache::{Cache, Talk, example};
+use crate::loss::Disk;
+use crate::model::{NameStep, Numbers, TMP, Tree, numbers};
+use crate::torture::decide;
+
+const NEVER: u64 = 3000;
+
+/// A cache, and a file system of its own with a directory. `None`: nobody here may mount one.
+fn on_a_disk(name: &str) -> Option<(Cache, Disk)> {
+    let cache = Cache::new(name, NEVER)?;
+    let disk = Disk::new(cache.path("image"), cache.path("disk"), 64)?;
+    fs::create_dir(disk.place.join("data")).expect("room");
+    rustix::fs::sync();
+    Some((cache, disk))
+}
+
+/// What is there: names, and the inode and the bytes of each.
+fn there(place: &Path) -> BTreeMap<String, (u64, Option<Vec<u8>>)> {
+    let mut found = BTreeMap::new();
+    let mut below = vec![String::new()];
+    while let Some(prefix) = below.pop() {
+        for entry in fs::read_dir(place.join(&prefix)).expect("a directory") {
+            let entry = entry.expect("a name");
+            let name = format!("{prefix}{}", entry.file_name().to_string_lossy());
+            let about = entry.metadata().expect("it is there");
+            if about.is_dir() {
+                below.push(format!("{name}/"));
+                found.insert(name, (about.ino(), None));
+            } else {
+                let bytes = fs::read(entry.path()).expect("it can be read");
+                found.insert(name, (about.ino(), Some(bytes)));
+            }
+        }
+    }
+    found
+}
+
+/// All that is there is what a tree says, and which names are of one file.
+fn is_exactly(place: &Path, tree: &Tree) {
+    let found = there(place);
+    let names = |tree: &Tree| tree.names.keys().cloned().collect::<Vec<_>>();
+    assert_eq!(found.keys().cloned().collect::<Vec<_>>(), names(tree));
+    for (name, (inode, bytes)) in &found {
+        let file = tree.names[name];
+        assert!(bytes.as_ref() == tree.files.get(&file), "{name} has other bytes");
+        if let Some(mode) = tree.modes.get(&file) {
+            let about = fs::metadata(place.join(name)).expect("it is there");
+            assert_eq!(about.mode() & 0o7777, *mode, "{name}");
+        }
+        for (other, (its, _)) in &found {
+            assert_eq!(its == inode, tree.names[other] == file, "{name} and {other} are one file");
+        }
+    }
+}
+
+/// The same but for what the next step changes: that is as before or as behind it.
+fn is_between(place: &Path, tree: &Tree, step: &NameStep) {
+    let mut found = there(place);
+    found.remove(TMP);
+    let (touched, mut after) = (step.touches(), tree.clone());
+    step.change(&mut after);
+    let bytes = |tree: &Tree, name: &str| tree.names.get(name).map(|file| tree.files.get(file).cloned());
+    let all = found.keys().chain(tree.names.keys()).chain(after.names.keys());
+    for name in all.filter(|name| *name != TMP) {
+        let is = found.get(name).map(|(_, bytes)| bytes.clone());
+        if touched.contains(&name.as_str()) {
+            let whole = is == bytes(tree, name) || is == bytes(&after, name);
+            // A file that is written to in its place is somewhere between.
+            let is_torn =
+                matches!(step, NameStep::Write { .. }) && (is.is_some() || bytes(tree, name).is_none());
+            assert!(whole || is_torn, "{name}, in {step:?}");
+        } else if !matches!(step, NameStep::Write { .. }) {
+            let len = |bytes: Option<Option<Vec<u8>>>| bytes.map(|bytes| bytes.map(|bytes| bytes.len()));
+            let (has, wants) = (len(is.clone()), len(bytes(tree, name)));
+            assert!(
+                is == bytes(tree, name),
+                "{name}, which is not touched by {step:?}: {has:?} bytes of {wants:?}"
+            );
+        }
+    }
+}
+
+/// A program that takes steps of a seed, and what its files should be.
+struct Steps {
+    program: Talk,
+    numbers: Numbers,
+    tree: Tree,
+}
+
+impl Steps {
+    fn start(cache: &Cache, seed: u64, alone: bool) -> Self {
+        let mut command = cache.command(example("cache_load"));
+        command.args(["names", "disk/data", &seed.to_string()]);
+        if alone {
+            command.arg("alone");
+        }
+        Self { program: Talk::with(&mut command), numbers: numbers(seed, 0, 0), tree: Tree::default() }
+    }
+
+    fn draw(&mut self) -> NameStep {
+        NameStep::draw(&mut self.numbers, &self.tree)
+    }
+
+    fn take(&mut self, count: u64) {
+        for _ in 0..count {
+            self.program.say(".");
+            self.program.line().expect("it goes on");
+            self.draw().change(&mut self.tree);
+        }
+    }
+}
+
+/// The machine is lost, and starts again; cut short some times.
+fn lost(cache: &mut Cache, disk: &mut Disk, cuts: u64) -> String {
+    disk.cut_off();
+    cache.kill_daemon();
+    disk.unmount().and_then(|()| disk.mount()).expect("it can be mounted again");
+    for cut in 0..cuts {
+        cache.start_and_kill(Duration::from_millis(2 + 3 * cut));
+    }
+    cache.start_again().expect("nobody has to decide anything")
+}
+
+#[test]
+fn what_was_made_renamed_and_taken_away_is_so_when_the_machine_is_lost() {
+    for seed in seeds(3) {
+        println!("{}", replay(seed));
+        let Some((mut cache, mut disk)) = on_a_disk("names") else { return };
+        let mut steps = Steps::start(&cache, seed, false);
+        steps.take(40);
+        let kernel = cache.counted("syncs_kernel");
+        steps.take(40);
+        assert_eq!(cache.counted("syncs_kernel"), kernel, "each is absorbed: {}", cache.status());
+        is_exactly(&disk.place.join("data"), &steps.tree);
+        disk.cut_off();
+        steps.program.child.kill().expect("it runs");
+        steps.program.child.wait().expect("it ends");
+        let said = lost(&mut cache, &mut disk, seed % 3);
+        println!("{said}");
+        is_exactly(&disk.place.join("data"), &steps.tree);
+        cache.stop_and_keep();
+        disk.unmount().and_then(|()| disk.mount()).expect("it can be mounted again");
+        is_exactly(&disk.place.join("data"), &steps.tree);
+    }
+}
+
+/// What a shell opens becomes the number that it has closed before, whoever had a look at the directory.
+#[test]
+fn a_file_that_is_made_has_the_lowest_number_that_is_free() {
+    let Some((mut cache, _disk)) = on_a_disk("numbers") else { return };
+    let mut steps = Steps::start(&cache, 3, false);
+    steps.take(20);
+    let mut lowest = cache.command(example("cache_load"));
+    let said = lowest.args(["lowest", "disk/data"]).output().expect("it runs");
+    assert_eq!(String::from_utf8_lossy(&said.stdout), "ok\n", "{}", String::from_utf8_lossy(&said.stderr));
+    steps.program.end();
+    cache.stop_and_keep();
+}
+
+/// Two programs in one directory, one of them not under the cache.
+#[test]
+fn a_name_that_somebody_else_gave_to_a_file_is_left_alone() {
+    let Some((mut cache, mut disk)) = on_a_disk("others-names") else { return };
+    let data = disk.place.join("data");
+    let mut steps = Steps::start(&cache, 1, false);
+    steps.take(40);
+    while !steps.tree.names.contains_key("a") {
+        steps.take(1);
+    }
+    // What the log says of it came before.
+    fs::write(data.join("theirs"), "theirs").expect("room");
+    fs::rename(data.join("theirs"), data.join("a")).expect("room");
+    File::open(&data).and_then(|data| data.sync_all()).expect("a disk");
+    rustix::fs::sync();
+    disk.cut_off();
+    steps.program.child.kill().expect("it runs");
+    steps.program.child.wait().expect("it ends");
+    cache.kill_daemon();
+    disk.unmount().and_then(|()| disk.mount()).expect("it can be mounted again");
+    if let Err(why) = cache.start_again() {
+        assert!(why.contains("is for you to recover: somebody else has changed"), "{why}");
+        decide(&cache.log());
+        cache.start_again().expect("it is decided");
+    }
+    assert_eq!(fs::read(data.join("a")).expect("it is there"), b"theirs");
+    let mut found = there(&data);
+    found.remove("a");
+    steps.tree.names.remove("a");
+    assert!(steps.tree.names.keys().eq(found.keys()), "{:?} and {:?}", steps.tree.names, found.keys());
+    cache.stop_and_keep();
+}
+
+/// What is not logged is the kernel's before it is said to be durable.
+#[test]
+fn a_directory_with_a_name_that_is_not_logged_is_synced_by_the_kernel() {
+    let Some((mut cache, mut disk)) = on_a_disk("unlogged-names") else { return };
+    let mut steps = Steps::start(&cache, 2, false);
+    steps.take(40);
+    let kernel = cache.counted("syncs_kernel");
+    steps.take(10);
+    assert_eq!(cache.counted("syncs_kernel"), kernel, "each is absorbed: {}", cache.status());
+    let mut link = cache.command("ln");
+    assert!(link.args(["-s", "nowhere", "disk/data/link"]).status().expect("it runs").success());
+    steps.take(10);
+    assert!(cache.counted("syncs_kernel") >= kernel + 2, "{}", cache.status());
+    // Files that were made meanwhile have their own first syncs from the kernel.
+    steps.take(40);
+    let again = cache.counted("syncs_kernel");
+    steps.take(10);
+    assert_eq!(cache.counted("syncs_kernel"), again, "each is absorbed again: {}", cache.status());
+    disk.cut_off();
+    steps.program.child.kill().expect("it runs");
+    steps.program.child.wait().expect("it ends");
+    lost(&mut cache, &mut disk, 0);
+    let data = disk.place.join("data");
+    assert_eq!(fs::read_link(data.join("link")).expect("it is there"), Path::new("nowhere"));
+    fs::remove_file(data.join("link")).expect("it is there");
+    is_exactly(&data, &steps.tree);
+    cache.stop_and_keep();
+}
+
+#[test]
+fn who_is_killed_anywhere_leaves_names_as_before_or_as_behind_what_he_was_at() {
+    for seed in seeds(4) {
+        println!("{}", replay(seed));
+        let Some((mut cache, mut disk)) = on_a_disk("killed-names") else { return };
+        let mut steps = Steps::start(&cache, seed, true);
+        for _ in 0..60 + seed % 40 {
+            steps.program.line().expect("it goes on");
+            steps.draw().change(&mut steps.tree);
+        }
+        // The machine is lost with it, or a moment later.
+        if seed % 2 == 0 {
+            disk.cut_off();
+        }
+        steps.program.child.kill().expect("it runs");
+        steps.program.child.wait().expect("it ends");
+        for _ in steps.program.numbers() {
+            steps.draw().change(&mut steps.tree);
+        }
+        let said = lost(&mut cache, &mut disk, seed % 2);
+        println!("{said}");
+        let next = steps.draw();
+        is_between(&disk.place.join("data"), &steps.tree, &next);
+        cache.stop_and_keep();
+    }
+}
