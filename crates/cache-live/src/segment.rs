@@ -50,6 +50,8 @@ const OWNER: u64 = 0xff_ffff;
 const WAITERS: u64 = 1 << 30;
 /// Somebody has waited for as long as anybody does: nobody else need.
 const STUCK: u64 = 1 << 31;
+/// How often a daemon that is silent is called.
+const CALL_NS: u64 = 1_000_000_000;
 /// How long somebody waits for a file that another one has.
 pub(crate) const LOCK_MS: u64 = 10_000;
 
@@ -124,6 +126,9 @@ const FAILED: usize = 2;
 const SPACE: usize = 3;
 const KICKED: usize = 4;
 const BATCH: usize = 5;
+/// Since when the daemon is silent, and when it was called last; 0 where it is not.
+const SILENT: usize = 6;
+const CALLED: usize = 7;
 /// What is asked of the copier, if the log is copied: how often, up to where, and which tail is to be known.
 const ASKED: usize = 16;
 const ASKED_UPTO: usize = 17;
@@ -258,6 +263,32 @@ impl Segment {
 
     pub(crate) fn kicked(self) {
         self.word(KICKED).store(0, Ordering::SeqCst);
+    }
+
+    /// Somebody has waited in vain for an answer of the daemon: nobody else need, until it is heard of again.
+    pub(crate) fn silent(self, now: u64) {
+        self.word(CALLED).store(now, Ordering::SeqCst);
+        self.word(SILENT).store(now.max(1), Ordering::SeqCst);
+    }
+
+    /// The daemon does something.
+    pub(crate) fn heard(self) {
+        if self.is_silent() {
+            self.word(SILENT).store(0, Ordering::SeqCst);
+        }
+    }
+
+    pub(crate) fn is_silent(self) -> bool {
+        self.word(SILENT).load(Ordering::SeqCst) != 0
+    }
+
+    /// Whether the caller is to call the daemon, without a wait for its answer: somebody does so now and then, as it may have gone on just before it was said to be
+    /// silent.
+    pub(crate) fn is_to_call(self, now: u64) -> bool {
+        let word = self.word(CALLED);
+        let last = word.load(Ordering::SeqCst);
+        now.saturating_sub(last) >= CALL_NS
+            && word.compare_exchange(last, now, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
     pub(crate) fn count(self, what: Count, by: u64) {
@@ -395,6 +426,7 @@ impl File {
     const KERNEL: usize = 14;
     const BYTES: usize = 15;
     const NAMELESS: usize = 16;
+    const WITNESSED: usize = 17;
 
     fn word(self, at: usize) -> &'static AtomicU64 {
         self.0.word(self.1 + at)
@@ -585,6 +617,16 @@ impl File {
         self.get(Self::NAMELESS)
     }
 
+    /// The latest time of the file that the log has durably.
+    pub(crate) fn witnessed(self) -> u64 {
+        self.get(Self::WITNESSED)
+    }
+
+    /// The log has a time of the file durably.
+    pub(crate) fn witness(self, time: u64) {
+        self.word(Self::WITNESSED).fetch_max(time, Ordering::SeqCst);
+    }
+
     /// How it stands, for [`synced`](Self::synced).
     pub(crate) fn before_sync(self) -> u64 {
         self.get(Self::MARKS)
@@ -749,6 +791,19 @@ mod tests {
         file.note(102);
         file.synced(file.before_sync(), true, 102);
         assert!(!file.is_absorbed(), "for good");
+    }
+
+    #[test]
+    fn a_daemon_that_is_silent_is_called_now_and_then_until_it_is_heard() {
+        let segment = segment();
+        assert!(!segment.is_silent());
+        segment.silent(5 * CALL_NS);
+        assert!(segment.is_silent() && !segment.is_to_call(6 * CALL_NS - 1));
+        assert!(segment.is_to_call(6 * CALL_NS), "the daemon may have gone on just before");
+        assert!(!segment.is_to_call(6 * CALL_NS + 1), "one is enough");
+        assert!(segment.is_silent() && segment.is_to_call(7 * CALL_NS));
+        segment.heard();
+        assert!(!segment.is_silent());
     }
 
     #[test]

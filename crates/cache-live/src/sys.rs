@@ -298,6 +298,14 @@ pub(crate) fn wake(word: &AtomicU64) {
     let _ = call(libc::SYS_futex, [at, libc::FUTEX_WAKE as u64, i32::MAX as u64]);
 }
 
+/// Bytes of address space that this process may have, if somebody has limited that.
+pub(crate) fn address_limit() -> Option<u64> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    let (which, to) = (u64::from(libc::RLIMIT_AS), (&raw mut limit) as u64);
+    let asked = call(libc::SYS_prlimit64, [0, which, 0, to]);
+    (asked.is_ok() && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+}
+
 /// Maps so many bytes of a file, to be shared, for as long as this process lives.
 pub(crate) fn map(fd: i32, len: u64) -> Result<u64, Errno> {
     let rights = (libc::PROT_READ | libc::PROT_WRITE) as u64;
@@ -383,6 +391,13 @@ impl std::fmt::Debug for Address {
 pub(crate) struct Socket(i32);
 
 impl Socket {
+    /// Connects, if that takes no wait, and nothing is waited for either.
+    pub(crate) fn at_once(address: &Address) -> Result<Self, Errno> {
+        let kind = (libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK) as u64;
+        let socket = Self(call(libc::SYS_socket, [libc::AF_UNIX as u64, kind, 0])? as i32);
+        socket.connected(address)
+    }
+
     /// Connects; each of its calls waits no longer than that.
     pub(crate) fn connect(address: &Address, milliseconds: u64) -> Result<Self, Errno> {
         let kind = (libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC) as u64;
@@ -395,9 +410,13 @@ impl Socket {
                 [fd_of(socket.0), level, option as u64, time.as_ptr() as u64, size_of_val(&time) as u64],
             )?;
         }
+        socket.connected(address)
+    }
+
+    fn connected(self, address: &Address) -> Result<Self, Errno> {
         let len = size_of::<libc::sockaddr_un>() as u64;
-        call(libc::SYS_connect, [fd_of(socket.0), (&raw const address.0) as u64, len])?;
-        if socket.user()? != call(libc::SYS_geteuid, [])? { Err(libc::EPERM) } else { Ok(socket) }
+        call(libc::SYS_connect, [fd_of(self.0), (&raw const address.0) as u64, len])?;
+        if self.user()? != call(libc::SYS_geteuid, [])? { Err(libc::EPERM) } else { Ok(self) }
     }
 
     /// Who listens. In a directory that all may write to, anybody may: descriptors of files are sent there, and what comes back is mapped.

@@ -22,7 +22,7 @@ use remanence_pmem::Medium;
 use remanence_pmem::layout::Uuid;
 
 use crate::entry::{Age, Claim, GROUP_MAX, HEADER_LEN, Header, INDEX_MAX, Kind, Owner, stamp};
-use crate::format::{self, Geometry, Layout, OpenError, Promise, Record};
+use crate::format::{self, Geometry, Held, Layout, Lost, OpenError, Promise, Record, Seal};
 use crate::log::Log;
 use crate::op::Op;
 use crate::read::{self, Damage, Flaw};
@@ -481,7 +481,11 @@ impl Rebuilt {
         }
         medium.pwb(0..medium.len());
         medium.psync().map_err(OpenError::from)?;
-        Ok(Record { tail: self.tail, promise: Promise::AtReturn, open: true, seal: None }.store(medium)?)
+        // Whoever recovers from it, and whoever goes on with that on the same medium, is to know that this machine's files lost what nobody had synced: it is not a log whose processes alone
+        // have died, wherever it lies.
+        let seal = Seal { end: self.end(), lost: Lost::Unsynced, due: Held::All, foreign: None };
+        Ok(Record { tail: self.tail, promise: Promise::AtReturn, open: true, seal: Some(seal) }
+            .store(medium)?)
     }
 }
 

@@ -6,7 +6,7 @@
 //! last one. Any other page is kept: its bytes are somebody else's, or of before, which the log does not know; what it has for that page goes into a
 //! file beside. Nothing is lost so, and nothing undone.
 //!
-//! A page that was replayed is as after the last entry, so whoever begins anew finds the same as who was cut short. The file's length never shrinks here.
+//! A page that was replayed is as after the last entry, so whoever begins anew finds the same as who was cut short. The file's length does not change here: what would make it shorter or longer is beside it as well.
 
 use std::collections::{BTreeMap, BTreeSet};
 

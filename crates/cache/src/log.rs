@@ -15,7 +15,8 @@
 //! a sync has passed it waits itself, and then says so in that word (*fenced*). Either the sync sees the commit word or the writer sees that it was passed, as
 //! each writes before it reads with a full fence between. So after a crash: what lies below the highest mark, or below what any entry says was durable, is
 //! there, or a place that a mark names; and what lies above was promised to nobody and counts up to the first gap. Usually nothing is in
-//! progress, and a sync is one wait.
+//! progress, and a sync is one wait. Behind it, what it has made durable says so in its commit words as well: that reaches the medium when it does, and tells damage of the last
+//! entries from what a crash tore.
 
 use std::io;
 use std::ops::Range;
@@ -212,6 +213,15 @@ impl<M: Medium, W: Words> Log<M, W> {
         entries - (entries / 8).clamp(1, 64)
     }
 
+    /// The same for an operation: what says that something is settled finds room where nothing else does, as a sync of the kernel waits for it. The other half is left
+    /// for marks.
+    fn limit_of(&self, op: &Op<'_>) -> u64 {
+        match op {
+            Op::Settled { upto: 1.., .. } => (self.limit() + self.layout.geometry.entries) / 2,
+            _ => self.limit(),
+        }
+    }
+
     pub(crate) const fn medium(&self) -> &M {
         &self.medium
     }
@@ -375,7 +385,7 @@ impl<M: Medium, W: Words> Log<M, W> {
     pub fn append(&self, owner: Owner, op: &Op<'_>, mtime: Mtime) -> Result<u64, AppendError> {
         let count = self.entries_of(op)?;
         loop {
-            let reserved = self.reserve(owner, count)?;
+            let reserved = self.reserve_below(owner, count, self.limit_of(op))?;
             self.fill(&reserved, op, mtime);
             self.commit(&reserved)?;
             // Under the other promise who was passed has waited.
@@ -423,11 +433,25 @@ impl<M: Medium, W: Words> Log<M, W> {
             read::write_back(&self.medium, &self.layout, *first, *count);
         }
         self.medium.psync()?;
+        self.fence_all(&survey.committed);
         if !survey.pending.is_empty() {
             self.mark(owner, &survey)?;
         }
         self.words.raise(Word::Durable, survey.end);
         Ok(())
+    }
+
+    /// Says of groups that were made durable in their own commit words that they were: else nothing tells damage of the last ones from what a crash tore, before there is
+    /// another entry. Nobody waits for that; it comes to the medium with the next sync, or when the kernel writes the page.
+    fn fence_all(&self, groups: &[(u64, u64)]) {
+        for (first, _) in groups {
+            let words = [false, true].map(|fenced| stamp(self.layout.salt, *first, fenced));
+            let at = self.layout.header(*first);
+            // Whose place it is by now has another word there.
+            if self.medium.compare_and_swap(at, words[0], words[1]) == words[0] {
+                self.medium.pwb(at..at + 8);
+            }
+        }
     }
 
     /// Looks at what a sync up to there has to care for.

@@ -20,9 +20,9 @@
 //! looked at page by page ([`foreign`](crate::foreign)); what is due to a file that is not found is held.
 //!
 //! The mtime may be somewhat later than that of the last entry that is left without anybody else having been there: what was written and not synced may have
-//! come to the file's inode and not to the log. Whoever keeps the log open therefore syncs it, and looks at the mtimes of the files that it has entries
-//! of, more often than once in [`GRACE`], and has a file that somebody else has changed synced and settled; what others synced within the last of these
-//! intervals before a crash, where it overlaps what the log has, may be undone, and nothing else of theirs. To know each page's content before its first
+//! come to the file's inode and not to the log. Whoever changes a file therefore sees to it that the log has a time of it durably, which is less than a half of [`GRACE`] old
+//! then, and has a file that somebody else has changed synced and settled; what others synced within [`GRACE`]
+//! before a crash, where it overlaps what the log has, may be undone, and nothing else of theirs. To know each page's content before its first
 //! entry instead would be a read and a checksum at each first write of a page, for the sake of that second.
 //!
 //! Under [`Promise::AtReturn`] all are fenced. A commit word that no writer ever wrote before a group that is whole is mended: the checksums prove the

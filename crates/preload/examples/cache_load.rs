@@ -2,6 +2,9 @@
 //!
 //! `cache_load syncs FILE`: for each byte on its standard input a record and a sync, and a line that says how that went: "ok", or the error's number.
 //! `cache_load names DIRECTORY SEED`: for each byte on its standard input the next step of a seed with names, each durable, and a line; with one more argument, without being asked.
+//! `cache_load syncs FILE`: for each byte on its standard input a record and a sync, and a line that says how that went: "ok", or the error's number. For a `w` it is a record alone; for a `d` a page
+//! behind the records that goes around the page cache, for an `m` a byte of a mapping there, for a `c` a copy by the kernel.
+//! `cache_load files`: for each byte a new file with a record and a sync, and a line with the milliseconds that this took.
 //! `cache_load seen FILE` and `cache_load unseen FILE`: a number that was a pipe's becomes the file's, by a call of the C library or by one of its own; after lines and syncs as in `cache_traps`.
 //! `cache_load lowest DIRECTORY`: which numbers files have that are made.
 //! `cache_load cost`: what a write costs that leads to no file, in nanoseconds.
@@ -31,6 +34,7 @@ fn main() {
         "syncs" => syncs(&arguments[2]),
         "names" => names(Path::new(&arguments[2]), number(3), arguments.get(4).is_some()),
         "lowest" => lowest(Path::new(&arguments[2])),
+        "files" => files(),
         "seen" => becomes(&arguments[2], true),
         "unseen" => becomes(&arguments[2], false),
         "cost" => cost(),
@@ -55,12 +59,66 @@ fn said(done: std::io::Result<()>) -> String {
 
 fn syncs(path: &str) {
     let file = File::options().read(true).write(true).create(true).truncate(false).open(path).expect("room");
+    let mut n = 0_u64;
+    loop {
+        let mut what = [0];
+        if std::io::stdin().read_exact(&mut what).is_err() {
+            return;
+        }
+        let write = || file.write_all_at(&record(0, 0, 0, n), n * RECORD as u64);
+        let done = match what[0] {
+            b'd' => around(path),
+            b'm' => mapped(&file),
+            b'c' => copied(&file),
+            b'w' => write(),
+            _ => write().and_then(|()| file.sync_data()),
+        };
+        n += u64::from(!b"dmc".contains(&what[0]));
+        println!("{}", said(done));
+    }
+}
+
+/// Where in a file something is done that goes around the log.
+const AROUND: u64 = 1 << 16;
+
+fn around(path: &str) -> std::io::Result<()> {
+    use std::os::unix::fs::OpenOptionsExt as _;
+    #[repr(align(4096))]
+    struct Page([u8; 4096]);
+    let file = File::options().write(true).custom_flags(libc::O_DIRECT).open(path)?;
+    file.write_all_at(&Page([7; 4096]).0, AROUND)
+}
+
+fn mapped(file: &File) -> std::io::Result<()> {
+    file.set_len(AROUND + 4096)?;
+    // SAFETY: a new mapping of the file, which is as long; nobody else has it, and it stays.
+    unsafe {
+        let rights = libc::PROT_READ | libc::PROT_WRITE;
+        let shared = libc::MAP_SHARED;
+        let map = libc::mmap(std::ptr::null_mut(), 4096, rights, shared, file.as_raw_fd(), AROUND as i64);
+        assert_ne!(map, libc::MAP_FAILED);
+        map.cast::<u8>().write_volatile(7);
+    }
+    Ok(())
+}
+
+fn copied(file: &File) -> std::io::Result<()> {
+    let (mut from, mut to) = (0_i64, AROUND as i64);
+    let fd = file.as_raw_fd();
+    // SAFETY: two numbers are read and written.
+    let copied = unsafe { libc::copy_file_range(fd, &raw mut from, fd, &raw mut to, RECORD, 0) };
+    if copied < 0 { Err(std::io::Error::last_os_error()) } else { Ok(()) }
+}
+
+fn files() {
     for n in 0_u64.. {
         if std::io::stdin().read_exact(&mut [0]).is_err() {
             return;
         }
-        let done = file.write_all_at(&record(0, 0, 0, n), n * RECORD as u64).and_then(|()| file.sync_data());
-        println!("{}", said(done));
+        let begun = std::time::Instant::now();
+        let mut file = File::create(format!("new-{n}")).expect("room");
+        file.write_all(&record(0, 0, 0, n)).and_then(|()| file.sync_all()).expect("a disk");
+        println!("{}", begun.elapsed().as_millis());
     }
 }
 

@@ -16,6 +16,7 @@ use remanence_pmem::Region;
 use rustix::fs::inotify;
 
 use super::rules::Paths;
+use super::work::Named;
 use crate::segment::{self, First, Segment, why};
 use crate::sys::{self, Errno, Stat};
 
@@ -292,6 +293,17 @@ impl Files {
         let slot = *self.by_id.get(&id)?;
         let own = self.held.get(&slot)?.own.as_ref()?;
         Some((slot, own.try_clone().map(OwnedFd::from)))
+    }
+
+    /// A descriptor to sync each file by that may have something in the log.
+    pub(super) fn all_to_sync(&self) -> Named {
+        let own = |own: &File| match own.try_clone() {
+            Ok(own) => Some(Ok(OwnedFd::from(own))),
+            // There are too many: then it is done here.
+            Err(_) => own.sync_all().err().map(Err),
+        };
+        let held = self.held.values();
+        held.filter_map(|held| Some((held.path.clone(), held.own.as_ref().and_then(own)?))).collect()
     }
 
     /// A sync of a file has failed: nobody relies on what its page cache has.

@@ -11,6 +11,7 @@
 mod copying;
 mod dirty;
 mod files;
+mod place;
 mod rules;
 mod work;
 
@@ -40,8 +41,9 @@ use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, getrlimit, pidfd_open, 
 
 use copying::Copying;
 use files::Files;
+use place::Place;
 pub use rules::{Paths, Rule};
-use work::{Failed, Job, OwnLog, Worker};
+use work::{Done, Failed, Job, OwnLog, Worker};
 
 use crate::copies::Copies;
 use crate::segment::{self, CLIENTS, Count, DAEMON, FILES, Segment, why};
@@ -134,8 +136,15 @@ pub fn serve(
     let (mut daemon, listener, recovered) = Daemon::open(options)?;
     ready(recovered.as_deref());
     let ended = daemon.run(stop, &listener);
-    // Nobody finds it any more; and whoever has the segment is told by it.
-    let _ = fs::remove_file(socket_of(&daemon.path));
+    // Nobody finds it any more; and whoever has the segment is told by it. Where another daemon has a log in the place of ours the socket is its.
+    let socket = socket_of(&daemon.path);
+    if identity_of(&socket).is_ok_and(|there| there == daemon.socket) {
+        let _ = fs::remove_file(socket);
+    }
+    if daemon.lost.is_some() {
+        // Nobody comes to look for it: another log has another one.
+        let _ = fs::remove_file(&daemon.segment_path);
+    }
     let asked = daemon.ending.take().unwrap_or_default();
     let closed = ended.and_then(|()| daemon.close());
     // Nobody has the log any more when they hear of it.
@@ -152,6 +161,7 @@ pub fn serve(
 /// One of them is in the middle of a change, and does not go on; or the segment is not ours.
 pub fn retire(log: &File) -> Result<(), DaemonError> {
     let path = segment_of(log).map_err(system("the log's file"))?;
+    refuse_strangers(&path)?;
     let mut options = File::options();
     let left = match options.read(true).write(true).custom_flags(libc::O_NOFOLLOW).open(&path) {
         Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -184,10 +194,14 @@ pub fn retire(log: &File) -> Result<(), DaemonError> {
             if holder != 0 && !live(holder) {
                 file.break_lock(holder);
             }
-            if file.holder() != 0 && !file.lock(DAEMON, segment::LOCK_MS) {
-                return Err(DaemonError::Said(
-                    "a program that a killed daemon has left is in the middle of a change and does not go on: end it first".into(),
-                ));
+            if file.holder() != 0 {
+                if !file.lock(DAEMON, segment::LOCK_MS) {
+                    return Err(DaemonError::Said(
+                        "a program that a killed daemon has left is in the middle of a change and does not go on: end it first".into(),
+                    ));
+                }
+                // Who takes it from now on sees that nothing is logged any more, and is not to wait for us.
+                file.unlock();
             }
         }
     }
@@ -202,6 +216,23 @@ fn is_running(process: u64) -> bool {
     matches!(poll(&mut ended, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(0) | Err(_))
 }
 
+/// Refuses what another user has put in the place of a file of ours: where all may write, as in `/dev/shm`, anybody may, also a link that leads elsewhere.
+fn refuse_strangers(path: &Path) -> Result<(), DaemonError> {
+    match fs::symlink_metadata(path) {
+        Ok(found) if found.uid() != rustix::process::geteuid().as_raw() => Err(DaemonError::Said(format!(
+            "{} belongs to another user (number {}): name a log of your own, in a directory of your own",
+            path.display(),
+            found.uid()
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Which file is at a path.
+fn identity_of(path: &Path) -> io::Result<(u64, u64)> {
+    fs::symlink_metadata(path).map(|found| (found.dev(), found.ino()))
+}
+
 /// A process that has joined.
 #[derive(Debug)]
 struct Joined {
@@ -213,6 +244,9 @@ struct Joined {
 
 struct Daemon {
     path: PathBuf,
+    place: Place,
+    /// The socket, as the file that it is.
+    socket: (u64, u64),
     region: Region,
     log: Arc<OwnLog>,
     segment: Segment,
@@ -236,6 +270,8 @@ struct Daemon {
     waits: bool,
     /// Why nothing is synced any more.
     failed: Option<String>,
+    /// What has become of the log, if it is not where it was.
+    lost: Option<&'static str>,
 }
 
 impl Daemon {
@@ -246,6 +282,8 @@ impl Daemon {
         let said = |what: &Path| what.display().to_string();
         let geometry = Geometry::usual(options.entries.unwrap_or(ENTRIES));
         let open = format::file_options();
+        refuse_strangers(&path)?;
+        refuse_strangers(&socket_of(&path))?;
         let before = fs::metadata(&path);
         let made = before.is_err();
         let open = match before {
@@ -253,7 +291,8 @@ impl Daemon {
             Ok(found) if found.uid() != rustix::process::geteuid().as_raw() => {
                 let log = path.display();
                 return Err(DaemonError::Said(format!(
-                    "{log} belongs to another user: name a log of your own"
+                    "{log} belongs to another user (number {}): name a log of your own",
+                    found.uid()
                 )));
             }
             Ok(found) if found.is_file() && found.len() == 0 => open.create(geometry.size()),
@@ -283,6 +322,7 @@ impl Daemon {
             return Err(DaemonError::Said(of_another_size(&path, has, wants)));
         }
         retire(&file)?;
+        let place = file.try_clone().and_then(|file| Place::new(&path, file)).map_err(system("inotify"))?;
         let recovered = dirty::recovered(&path, &region)?;
         let segment_path = segment_of(&file).map_err(system(said(&path)))?;
         let mut new = File::options();
@@ -323,8 +363,12 @@ impl Daemon {
         };
         let worker = Worker::start(log.clone()).map_err(system("a thread"))?;
         let listener = listen(&socket_of(&path))?;
+        let socket = socket_of(&path);
+        let socket = identity_of(&socket).map_err(system(said(&socket)))?;
         let daemon = Self {
             path,
+            place,
+            socket,
             region,
             log,
             segment,
@@ -342,6 +386,7 @@ impl Daemon {
             patience: 0,
             waits: false,
             failed: None,
+            lost: None,
         };
         Ok((daemon, listener, recovered))
     }
@@ -362,6 +407,7 @@ impl Daemon {
             watch(self.worker.ready());
             watch(self.files.ready());
             watch(self.copying.as_ref().map_or(self.worker.ready(), Copying::ready));
+            watch(self.place.ready());
             self.asking.iter().for_each(|fd| watch(fd.as_fd()));
             self.joined.values().for_each(|joined| watch(joined.lives.as_fd()));
             match poll(&mut fds, timeout.as_ref()) {
@@ -370,19 +416,27 @@ impl Daemon {
             }
             let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
             drop(fds);
+            self.segment.heard();
             self.happened(&ready, listener)?;
         }
     }
 
     /// Does what has to be done for each descriptor that can be read, in the order in which they were watched.
     fn happened(&mut self, ready: &[bool], listener: &OwnedFd) -> Result<(), DaemonError> {
-        let (ready, asked) = ready.split_at(5);
+        let (ready, asked) = ready.split_at(6);
         let (asked, dead) = asked.split_at(self.asking.len());
         if ready[0] && self.ending.is_none() {
             self.end(None);
         }
-        while let Some((token, outcome)) = self.worker.take() {
-            self.done(token, outcome);
+        while let Some(done) = self.worker.take() {
+            match done {
+                Done::One(token, outcome) => self.done(token, outcome),
+                Done::All(outcome) => self.saved(&outcome),
+            }
+        }
+        if ready[5] {
+            self.place.take();
+            self.look_for_log();
         }
         if ready[3] {
             self.files.look_for_unlinked().map_err(system("inotify"))?;
@@ -464,6 +518,7 @@ impl Daemon {
                 return;
             }
             Kind::Status => {
+                self.look_for_log();
                 let mut bytes = nothing.emit().to_vec();
                 bytes.extend_from_slice(self.status().as_bytes());
                 return answered(&connection, &bytes, &[]);
@@ -537,7 +592,7 @@ impl Daemon {
     }
 
     fn has_ended(&mut self) -> Result<bool, DaemonError> {
-        if self.ending.is_none() || self.worker.busy {
+        if self.ending.is_none() || self.worker.is_busy() {
             return Ok(false);
         }
         if self.failed.is_none() && !self.files.is_still() {
@@ -550,6 +605,7 @@ impl Daemon {
         }
         match &self.failed {
             None => Ok(self.cleaner.is_idle() && self.log.used() == 0),
+            Some(why) if self.lost.is_some() => Err(DaemonError::Said(why.clone())),
             Some(why) => Err(DaemonError::Said(format!(
                 "{why}: what is in the log is kept, and `rem cache recover {}` brings it into its files",
                 self.path.display()
@@ -595,7 +651,7 @@ impl Daemon {
                     self.segment.fail();
                 }
             }
-            if self.worker.busy {
+            if self.worker.is_busy() {
                 break;
             }
             let Some((token, action)) = self.cleaner.poll(|_| true) else { break };
@@ -615,7 +671,10 @@ impl Daemon {
                     Some((_, Err(why))) => self.done(token, Err((why.raw_os_error(), why.to_string()))),
                     None => self.done(token, Err((None, format!("{file} is not known any more")))),
                 },
-                Action::Advance { tail } => self.worker.ask(token, Job::Advance(tail)),
+                Action::Advance { tail } => {
+                    self.worker.ask(token, Job::Advance(tail));
+                    self.look_for_log();
+                }
                 Action::Free { tail } => {
                     self.log.free(tail);
                     self.cleaner.done(token);
@@ -641,10 +700,45 @@ impl Daemon {
         }
     }
 
+    /// Looks whether the log is where it was. If not, what it promises would be found by nobody: nothing is absorbed any more, and the kernel syncs all that it has.
+    fn look_for_log(&mut self) {
+        if self.lost.is_some() {
+            return;
+        }
+        let Some(lost) = self.place.lost() else { return };
+        self.lost = Some(lost);
+        self.segment.fail();
+        let files = self.files.all_to_sync();
+        self.tell_lost(lost, &format!("{} are being synced", files.len()));
+        self.worker.sync(files);
+    }
+
+    /// The kernel has synced what a log had that is not where it was.
+    fn saved(&mut self, outcome: &Result<(), String>) {
+        let Some(lost) = self.lost else { return };
+        match outcome {
+            Ok(()) => self.tell_lost(lost, "what it had is in them, durably"),
+            Err(why) => self.tell_lost(lost, &format!("some could not be synced ({why})")),
+        }
+    }
+
+    /// Says so in the status, and on the way that a daemon complains.
+    fn tell_lost(&mut self, lost: &str, files: &str) {
+        let log = self.path.display();
+        let said =
+            format!("the log {log} {lost}: syncs are the kernel's from now on, and of its files {files}");
+        eprintln!("remanence: {said}");
+        self.failed = Some(said);
+    }
+
     /// Something that was asked of the thread is done.
     fn done(&mut self, token: cleaner::Token, outcome: Result<(), Failed>) {
         let Err((errno, why)) = outcome else { return self.cleaner.done(token) };
         self.cleaner.failed(token, &why);
+        if self.lost.is_some() {
+            // It is known, and all files are synced by themselves.
+            return;
+        }
         let stopped = self.cleaner.stopped().cloned();
         let slot =
             stopped.as_ref().and_then(|stopped| stopped.file).and_then(|file| self.files.to_sync(file));
@@ -763,6 +857,7 @@ fn listen(path: &Path) -> Result<OwnedFd, DaemonError> {
             "{what} is too long for the path of a socket: put the log in another directory"
         )));
     }
+    refuse_strangers(path)?;
     match fs::remove_file(path) {
         Err(why) if why.kind() != io::ErrorKind::NotFound => return Err(system(what)(why)),
         _ => {}

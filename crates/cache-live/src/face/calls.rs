@@ -144,7 +144,10 @@ pub fn handle(call: &Syscall) -> Verdict {
         | libc::SYS_fallocate => face.change(call, fd(0)),
         libc::SYS_fsync | libc::SYS_fdatasync => face.sync(fd(0)),
         libc::SYS_sync | libc::SYS_syncfs => {
-            if let Some(me) = face.me() {
+            // Of a log that has failed there may be nothing left to be read.
+            if !face.segment.has_failed()
+                && let Some(me) = face.me()
+            {
                 face.persist(&me, face.log.head());
             }
             Verdict::Pass
@@ -200,9 +203,26 @@ impl Face {
         let Some(stat) = Stat::of(fd).ok().filter(Stat::is_regular) else { return Verdict::Pass };
         let Some(me) = self.me() else { return self.marking(call, &stat) };
         self.unlogged(&me, || match self.segment.find(&stat.key) {
-            Some(_) => self.marking(call, &stat),
+            Some(file) => {
+                self.settle_now(&me, &file, &stat, fd);
+                self.marking(call, &stat)
+            }
             None => Verdict::Return(sys::forward(call)),
         })
+    }
+
+    /// Before something goes around the log of which nobody can say what it was: what the log has of the file comes into it first. Else a recovery would find bytes that are newer, and
+    /// could put what was promised only beside the file.
+    fn settle_now(&self, me: &Me, file: &File, stat: &Stat, fd: i32) {
+        if self.is_unsettled(file) && file.take(&stat.key, me.owner.number()) == Taken::Held {
+            self.settle(me, file, fd);
+            file.unlock();
+        }
+    }
+
+    /// Whether the log has something of a file that may not be in it durably, and can still say so.
+    pub(super) fn is_unsettled(&self, file: &File) -> bool {
+        self.log.tail() < file.last() && !self.segment.has_failed()
     }
 
     /// Counts what is done as a change that is under way, of a file that may have no slot: nobody begins to absorb meanwhile.
@@ -224,8 +244,13 @@ impl Face {
 
     /// The file's next syncs are the kernel's.
     fn marked(&self, fd: i32) {
-        if let Ok(stat) = Stat::of(fd) {
-            self.segment.find(&stat.key).into_iter().for_each(File::mark);
+        if let Ok(stat) = Stat::of(fd)
+            && let Some(file) = self.segment.find(&stat.key)
+        {
+            if let Some(me) = self.me() {
+                self.settle_now(&me, &file, &stat, fd);
+            }
+            file.mark();
         }
     }
 
@@ -316,6 +341,10 @@ impl Face {
                 let upto = file.last();
                 file.unlock();
                 if self.persist(&me, upto) {
+                    if upto > self.log.tail() {
+                        // That of its last entry, which is durable by now.
+                        file.witness(now.modified.0);
+                    }
                     file.count_absorbed();
                     return Verdict::Return(0);
                 }

@@ -6,6 +6,7 @@
 use std::mem::MaybeUninit;
 use std::sync::atomic::Ordering;
 
+use remanence_cache::entry::Mtime;
 use remanence_cache::log::AppendError;
 use remanence_cache::op::Op;
 use remanence_cache::table::FileId;
@@ -19,6 +20,9 @@ use crate::sys::{self, Stat};
 const PIECE: usize = 32 << 10;
 /// How long a change waits for room in the log.
 const ROOM_MS: u64 = 5000;
+
+/// How old the last time is that the log has durably of a file which is changed: a half of [`GRACE`](remanence_cache::recovery::GRACE).
+const WITNESS_NS: u64 = 1_000_000_000;
 
 const RWF_DSYNC: u64 = 2;
 const RWF_SYNC: u64 = 4;
@@ -249,6 +253,9 @@ impl Face {
             file.make_due();
         }
         if !file.is_absorbed() {
+            if self.is_unsettled(file) {
+                self.settle(me, file, fd);
+            }
             let value = sys::forward(call);
             if let Ok(after) = Stat::of(fd) {
                 file.set_changed(after.changed);
@@ -264,7 +271,13 @@ impl Face {
             made.arguments[5] &= !(RWF_DSYNC | RWF_SYNC);
             owes = Owes::Sync;
         }
+        self.witness(me, file);
+        let cut = self.cut_first(me, file, change, &now);
         let value = sys::forward(&made);
+        if cut && value < 0 {
+            // The log says what never was.
+            self.settle(me, file, fd);
+        }
         let Ok(after) = Stat::of(fd) else {
             file.make_due();
             return (value, owes);
@@ -317,12 +330,48 @@ impl Face {
         true
     }
 
-    /// Appends an entry, which says what the file's time is behind its change; waits for room, but not for ever.
-    pub(super) fn log_change(&self, me: &Me, file: &File, op: &Op<'_>, after: &Stat) -> bool {
+    /// Before a file is changed, and somewhat before its time can be one that the log does not explain: the log says durably that it may be changed by us from now on. The loss of the machine can
+    /// take the entry of a change that has come to the disk, and a recovery would take that for somebody else's.
+    fn witness(&self, me: &Me, file: &File) {
+        let now = sys::since_1970();
+        if now < file.witnessed().saturating_add(WITNESS_NS) {
+            return;
+        }
+        let witness = Op::Settled { file: FileId(file.id()), upto: 0 };
+        let appended = self.log.append(me.owner, &witness, Mtime(now));
+        if appended.is_ok_and(|end| self.persist(me, end)) {
+            file.witness(now);
+        }
+    }
+
+    /// A file that is cut short, of which the log has something: that is said durably before it is done, and after everything before it. The file system makes a length durable when it likes, and a
+    /// recovery without that entry would carry out what is older on a file that is shorter, to a length that it never had. Whether it was said; behind the call it is said once more, with the time that
+    /// the file has then.
+    fn cut_first(&self, me: &Me, file: &File, change: &Change, now: &Stat) -> bool {
+        let Change::Truncate { len } = change else { return false };
+        if *len >= now.size || !self.is_unsettled(file) {
+            return false;
+        }
+        let op = Op::Truncate { file: FileId(file.id()), len: *len };
+        let said = self.log_at(me, file, &op, Mtime(sys::since_1970()));
+        if said {
+            // Where that fails, the log has failed for all.
+            self.persist(me, file.last());
+        }
+        said
+    }
+
+    /// Appends an entry, which says what the file's time is behind its change.
+    fn log_change(&self, me: &Me, file: &File, op: &Op<'_>, after: &Stat) -> bool {
+        self.log_at(me, file, op, after.modified)
+    }
+
+    /// The same for any time; waits for room, but not for ever.
+    fn log_at(&self, me: &Me, file: &File, op: &Op<'_>, modified: Mtime) -> bool {
         let until = sys::monotonic() + ROOM_MS * 1_000_000;
         loop {
             let space = self.segment.space().load(Ordering::SeqCst) as u32;
-            match self.log.append(me.owner, op, after.modified) {
+            match self.log.append(me.owner, op, modified) {
                 Ok(end) if !self.segment.has_failed() => {
                     file.set_last(end);
                     self.segment.count(Count::Changes, 1);

@@ -124,6 +124,12 @@ fn map(answer: &Answer, [segment, log]: [i32; 2]) -> Result<(Segment, Log<LogMed
     let segment =
         Segment::of(words).filter(|segment| segment.is_ours() && segment.name() == answer.values[0]);
     let segment = segment.ok_or("the cache's segment is of another release")?;
+    // At least a half is the program's: it would fail for want of memory otherwise, and be none the wiser.
+    if let Some(limit) = sys::address_limit().filter(|limit| log_len > limit / 2) {
+        return Err(format!(
+            "the log takes {log_len} bytes of address space, and this program may have {limit} (ulimit -v): allow it more, or make a smaller log"
+        ));
+    }
     let at = sys::map(log, log_len).map_err(failed)?;
     let base = NonNull::new(at as *mut u8).ok_or("the log is mapped nowhere")?;
     // SAFETY: just mapped, as long as this, and never unmapped; no reference is ever made into it.
@@ -205,8 +211,21 @@ impl Face {
         None
     }
 
+    /// Asks the daemon. Where somebody has waited for it in vain, nobody waits any more before it is heard of again: it is only called now and then.
     fn ask(&self, question: &Question, fd: Option<i32>, milliseconds: u64) -> Result<Answer, Errno> {
-        let (answer, fds) = ask(&self.address, question, fd, milliseconds)?;
+        if self.segment.is_silent() {
+            if self.segment.is_to_call(sys::monotonic()) {
+                let call = Question { kind: Kind::Kick, segment: self.segment.name(), about: 0 };
+                // Who goes on finds it, and that nobody waits.
+                let _ = Socket::at_once(&self.address).and_then(|socket| socket.send(&call.emit(), &[]));
+            }
+            return Err(libc::ETIMEDOUT);
+        }
+        let asked = ask(&self.address, question, fd, milliseconds);
+        if matches!(asked, Err(libc::EAGAIN)) {
+            self.segment.silent(sys::monotonic());
+        }
+        let (answer, fds) = asked?;
         fds.into_iter().filter(|fd| *fd >= 0).for_each(sys::close);
         Ok(answer)
     }

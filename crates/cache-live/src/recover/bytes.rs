@@ -87,6 +87,15 @@ impl<M: Medium> Entries<'_, M> {
         self.scan.payload(self.medium, entry, into)
     }
 
+    /// All but the last, if that cuts the file short: it was logged before that was done, and who logged it may have been killed in between.
+    pub(super) fn before_cut(&self) -> Result<Option<Self>, Error> {
+        let Some((last, before)) = self.entries.split_last() else { return Ok(None) };
+        let mut payload = Vec::new();
+        self.read(last, &mut payload)?;
+        let cuts = matches!(last.op(&payload), Some(Op::Truncate { .. }));
+        Ok(cuts.then_some(Self { entries: before, ..*self }))
+    }
+
     /// Each of them, in order.
     fn each(&self, mut with: impl FnMut(&Entry, &Op<'_>) -> Result<(), Error>) -> Result<(), Error> {
         let mut payload = Vec::new();
@@ -124,7 +133,8 @@ pub(super) fn reconcile<M: Medium, F: Files>(
         Ok(())
     })?;
     let len = files.about(&found.node).map_err(bad("looked at"))?.len;
-    let mut done = Reconciled { uncut: pages.len(len) < len, ..Reconciled::default() };
+    let whole = pages.len(len);
+    let mut done = Reconciled { uncut: whole < len, ..Reconciled::default() };
     let mut page_of = vec![0; PAGE as usize];
     let mut judge = |page: u64| -> Result<Verdict, Error> {
         page_of.fill(0);
@@ -137,9 +147,16 @@ pub(super) fn reconcile<M: Medium, F: Files>(
     for page in pages.pages(len) {
         match judge(page)? {
             Verdict::Done => {}
+            // Where it ends may be somebody else's word, or what the crash has left: nothing makes it longer, and no page ends where its last byte differs.
+            Verdict::Replayed { .. } if whole > len && (page + 1) * PAGE > len => done.kept.push(page * PAGE),
             Verdict::Replayed { .. } => replayed.push(page),
             Verdict::Kept => done.kept.push(page * PAGE),
         }
+    }
+    let last = whole.saturating_sub(1) / PAGE * PAGE;
+    if whole > len && !done.kept.contains(&last) {
+        done.kept.push(last);
+        done.kept.sort_unstable();
     }
     done.replayed = replayed.len() as u64;
     if dry {
@@ -156,9 +173,6 @@ pub(super) fn reconcile<M: Medium, F: Files>(
         if let Verdict::Replayed { offset, bytes } = judge(page)? {
             files.write(&found.node, offset, &bytes).map_err(bad("written"))?;
         }
-    }
-    if done.beside.is_none() && pages.len(len) > files.about(&found.node).map_err(bad("looked at"))?.len {
-        files.truncate(&found.node, pages.len(len)).map_err(bad("extended"))?;
     }
     files.sync(&found.node).map_err(bad("synced"))?;
     Ok(done)

@@ -105,11 +105,21 @@ fn has_all<M: Medium>(
     if found.about.kind != Kind::File || is_newer(&found.about) {
         return Ok(true);
     }
-    let done = reconcile(&RealFiles, found, entries, Vec::new(), true, shown)?;
-    if done.replayed == 0 && done.kept.is_empty() && !done.uncut {
+    if is_whole(found, entries, shown)? {
+        return Ok(true);
+    }
+    if let Some(before) = entries.before_cut()?
+        && is_whole(found, &before, shown)?
+    {
         return Ok(true);
     }
     // A program that goes on has written to it meanwhile.
     let now = RealFiles.about(&found.node).map_err(Error::of("looked at", shown.to_owned()))?;
     Ok(is_newer(&now))
+}
+
+/// Whether a file has just what its entries say.
+fn is_whole<M: Medium>(found: &Found<Node>, entries: &Entries<'_, M>, shown: &str) -> Result<bool, Error> {
+    let done = reconcile(&RealFiles, found, entries, Vec::new(), true, shown)?;
+    Ok(done.replayed == 0 && done.kept.is_empty() && !done.uncut)
 }

@@ -5,11 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 
 use remanence_cache::copy::{Copier, RECORD_MIN, RebuildError, Rebuilt};
-use remanence_cache::entry::{Kind, Owner};
+use remanence_cache::entry::{Kind, Mtime, Owner};
 use remanence_cache::format::{Lost, Promise, Record};
 use remanence_cache::log::{AppendError, Log, Look};
 use remanence_cache::op::Op;
-use remanence_cache::recovery::scan;
+use remanence_cache::recovery::{GRACE, scan};
 use remanence_cache::table::{FileId, FileTable, Identity};
 use remanence_cache::words::{LocalWords, Word, Words};
 use remanence_effort::{replay, seeds};
@@ -248,10 +248,9 @@ impl Run {
         // By index: what is in its file, and what the log has.
         let mut there: BTreeMap<u64, usize> =
             cleaned.range(..rebuilt.tail()).map(|(first, number)| (*first, *number)).collect();
-        let log = Log::attach(&image, LocalWords::default()).expect("it is open");
         let mut payload = Vec::new();
         for item in found.items.iter().filter(|item| item.entry.kind == Kind::Write) {
-            log.payload(&item.entry, &mut payload).expect("it is whole");
+            found.payload(&image, &item.entry, &mut payload).expect("it is whole");
             let number = number_of(&payload);
             assert_eq!(item.entry.op(&payload), Some(op_of(number, &bytes_of(number))));
             assert_eq!(Identity::read(&image, layout, item.entry.file), Some(identity(file_of(number))));
@@ -307,6 +306,11 @@ fn who_was_passed_in_the_middle_of_an_append_appends_again() {
     let indexes: Vec<(u64, Kind)> =
         found.items.iter().map(|item| (item.entry.first, item.entry.kind)).collect();
     assert!(indexes.contains(&(ENTRIES + 2, Kind::Write)), "{found:?}");
+    assert_eq!(found.lost, Lost::Unsynced, "whatever is known of the place where it was made");
+    assert!(
+        found.is_foreign(FileId(file_of(0)), NOW)
+            == found.is_foreign(FileId(file_of(0)), Mtime(NOW.0 + GRACE))
+    );
     // The one that was passed is committed at last, and its writer sees that.
     log.fill(&stuck, &op_of(1, &[1; 100]), NOW);
     log.commit(&stuck).expect("the medium stands");

@@ -64,6 +64,23 @@ fn a_full_log_says_what_to_wait_for_and_keeps_a_place_for_a_mark() {
     assert_eq!(log.append(ME, &change(1, 0, 1, 1).op(), NOW).ok(), Some(17));
 }
 
+/// A sync of the kernel waits for it, and without it what is older would be carried out over what that has made durable.
+#[test]
+fn what_settles_a_file_finds_room_in_a_full_log_and_leaves_some_for_marks() {
+    let image = made(64, Promise::AtSync, PersistenceDomain::PageCache);
+    let log = Log::start(&image, LocalWords::default(), Promise::AtSync).unwrap();
+    while log.append(ME, &change(1, 0, 1, 1).op(), NOW).is_ok() {}
+    assert_eq!(log.used(), 56);
+    let settled = |upto| log.append(ME, &Op::Settled { file: FileId(1), upto }, NOW);
+    assert!(settled(0).is_err(), "this one settles nothing");
+    for n in 0..4 {
+        let end = settled(64 + n).unwrap();
+        log.persist_up_to(ME, end).unwrap();
+    }
+    assert!(settled(64).is_err());
+    assert_eq!(log.used(), 60);
+}
+
 #[test]
 fn a_writer_that_is_stopped_holds_no_sync_and_waits_itself_when_it_goes_on() {
     let image = made(32, Promise::AtSync, PersistenceDomain::PageCache);

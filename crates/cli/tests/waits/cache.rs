@@ -195,6 +195,46 @@ fn what_cannot_be_caught_is_refused_before_it_starts() {
     assert!(!place.0.join("log").exists(), "no daemon was started for it");
 }
 
+/// Names that can be guessed, where all may write.
+#[test]
+fn what_another_user_has_put_in_the_place_of_memory_or_a_socket_is_not_used() {
+    let Some(place) = Place::new("squatter") else { return };
+    let theirs = |path: &Path| std::os::unix::fs::lchown(path, Some(65_534), None).is_ok();
+    place.said(&["run", "--log", "log", "--", "true"]).good();
+    // A log is named in either way.
+    place.said(&["cache", "status", "log"]).good();
+    place.said(&["cache", "drain", "log"]).good();
+    place.said(&["cache", "stop", "log"]).good();
+    let log = File::open(place.0.join("log")).expect("it is there");
+    let segment = segment_of(&log).expect("a file");
+    let socket = place.0.join("log.sock");
+    for there in [&segment, &socket] {
+        std::fs::write(there, "theirs").expect("room");
+        if !theirs(there) {
+            std::fs::remove_file(there).expect("it is there");
+            println!("SKIPPED: only root can give a file to another user");
+            return;
+        }
+        let said = place.said(&["run", "--log", "log", "--", "true"]);
+        let name = there.display().to_string();
+        assert!(
+            said.stderr.contains(&name) && said.stderr.contains("belongs to another user"),
+            "{}",
+            said.stderr
+        );
+        assert_ne!(said.status, Some(0));
+        assert_eq!(std::fs::read(there).expect("it is there"), b"theirs");
+        std::fs::remove_file(there).expect("it is there");
+    }
+    // A link of theirs that leads to a file of ours.
+    std::fs::write(place.0.join("own"), []).expect("room");
+    std::os::unix::fs::symlink(place.0.join("own"), place.0.join("link")).expect("a link");
+    assert!(theirs(&place.0.join("link")));
+    place.said(&["run", "--log", "link", "--", "true"]).bad("belongs to another user");
+    assert_eq!(std::fs::metadata(place.0.join("own")).expect("it is there").len(), 0);
+    place.said(&["run", "--log", "log", "--", "true"]).good();
+}
+
 /// Else it would read what is written, or have a file of somebody else's cut short.
 #[test]
 fn what_another_user_has_put_in_the_place_of_a_log_is_not_used() {
@@ -237,6 +277,6 @@ fn what_another_user_has_put_in_the_place_of_a_log_is_not_used() {
     // Else a log of ours that gets the same inode would find it.
     let log = File::open(there("four")).expect("it is there");
     std::fs::remove_file(segment_of(&log).expect("a file")).expect("it was killed");
-    said.bad("Operation not permitted");
+    said.bad("another user's, and serves nobody else (Operation not permitted");
     assert!(!there("three.err").exists(), "it was empty");
 }

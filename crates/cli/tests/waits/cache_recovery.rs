@@ -102,6 +102,47 @@ fn damage_is_said_and_what_is_behind_it_is_held_until_it_is_given_up() {
 }
 
 #[test]
+fn what_is_only_beside_a_file_is_for_somebody_to_decide() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (region, log, data) = dirty(directory.path());
+    drop(region);
+    // Somebody else's bytes, where the log has some, and later than it can explain.
+    fs::write(&data, b"theirs").expect("room");
+    let late = std::time::SystemTime::now() + std::time::Duration::from_secs(100);
+    fs::File::options()
+        .write(true)
+        .open(&data)
+        .and_then(|data| data.set_modified(late))
+        .expect("its owner may");
+    let said = run(rem().args(["cache", "recover"]).arg(&log));
+    assert_eq!(said.status, Some(3), "{}", said.stderr);
+    assert!(said.stderr.contains("app.db") && said.stderr.contains("NAME.rem-recovered"), "{}", said.stderr);
+    assert_eq!(fs::read(&data).expect("there"), b"theirs");
+    assert_eq!(fs::read(directory.path().join("app.db.rem-recovered")).expect("there"), b"beh");
+    // It was told, and nothing is left in the log.
+    let again = run(rem().args(["cache", "recover", "--json"]).arg(&log));
+    assert_eq!((again.status, &again.json()["outcome"]), (Some(0), &"clean".into()));
+}
+
+/// What it says would be written to files that only root may write to.
+#[test]
+fn a_log_of_another_user_is_not_recovered() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (region, log, data) = dirty(directory.path());
+    drop(region);
+    if std::os::unix::fs::chown(&log, Some(65_534), None).is_err() {
+        println!("SKIPPED: only root can give a file to another user");
+        return;
+    }
+    run(rem().args(["cache", "recover"]).arg(&log)).bad("belongs to another user (number 65534)");
+    run(rem().args(["cache", "start", "--log"]).arg(&log)).bad("belongs to another user (number 65534)");
+    assert_eq!(fs::read(&data).expect("there"), b"before");
+    std::os::unix::fs::chown(&log, Some(rustix::process::geteuid().as_raw()), None).expect("as above");
+    run(rem().args(["cache", "recover"]).arg(&log)).good();
+    assert_eq!(fs::read(&data).expect("there"), b"beh");
+}
+
+#[test]
 fn what_is_no_log_is_refused_with_a_sentence() {
     let directory = tempfile::tempdir().expect("a directory");
     let (region, log, _) = dirty(directory.path());

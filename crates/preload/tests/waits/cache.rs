@@ -285,6 +285,23 @@ impl Cache {
         self.kill_daemon();
     }
 
+    /// What the daemon complains of next: it is waited for.
+    pub(crate) fn complaint(&mut self) -> String {
+        let mut said = Vec::new();
+        let complains = self.daemon.stderr.as_mut().expect("piped");
+        let mut byte = [0];
+        while said.last() != Some(&b'\n') && complains.read_exact(&mut byte).is_ok() {
+            said.push(byte[0]);
+        }
+        String::from_utf8(said).expect("text")
+    }
+
+    /// The daemon stands still, or goes on.
+    pub(crate) fn signal_daemon(&self, signal: Signal) {
+        let process = Pid::from_raw(self.daemon.id() as i32).expect("a number");
+        kill_process(process, signal).expect("it runs");
+    }
+
     /// Whether the daemon has ended, and well.
     pub(crate) fn ended_well(&mut self) -> bool {
         self.daemon.wait().expect("it ends").success()

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use remanence_cache_live::command;
+use rustix::process::Signal;
 
 use crate::cache::{Cache, Talk, example};
 use crate::loss::Disk;
@@ -29,6 +30,17 @@ impl Syncs {
     /// `Err`: the number of an error.
     fn sync(&mut self) -> Result<(), i32> {
         self.program.say(".");
+        self.said()
+    }
+
+    /// Does something that is no sync.
+    fn does(&mut self, what: &str) {
+        self.program.say(what);
+        self.said().expect("a disk");
+        self.acknowledged -= 1;
+    }
+
+    fn said(&mut self) -> Result<(), i32> {
         match self.program.line().expect("it goes on").as_str() {
             "ok" => {
                 self.acknowledged += 1;
@@ -193,6 +205,197 @@ fn a_log_whose_disk_is_cut_off() {
     cache.stop_and_keep();
     drop((cache, disk));
     outside.stop();
+}
+
+/// What becomes of a log under its daemon.
+fn lost_log(name: &str, says: &str, lose: impl FnOnce(&Path)) {
+    let Some((mut cache, mut disk, mut syncs)) = on_a_disk(name, |cache| Some(cache.path("image"))) else {
+        return;
+    };
+    lose(&cache.log());
+    let said = cache.complaint();
+    assert!(said.contains(says) && said.contains("syncs are the kernel's from now on"), "{said}");
+    let said = cache.complaint();
+    assert!(said.contains("what it had is in them, durably"), "{said}");
+    let status = cache.status();
+    assert!(status.contains("\"state\":\"failed\"") && status.contains(says), "{status}");
+    // What was promised before, and what is from now on, is there without the log.
+    syncs.sync_well(5);
+    disk.cut_off();
+    let acknowledged = syncs.acknowledged;
+    syncs.sync_until_an_error();
+    syncs.program.child.kill().expect("it runs");
+    syncs.program.child.wait().expect("it ends");
+    command::stop(&cache.log()).expect_err("it is not closed");
+    assert!(!cache.ended_well(), "and the daemon says so");
+    disk.unmount().and_then(|()| disk.mount()).expect("it can be mounted again");
+    has_records(&disk.place.join("file"), acknowledged);
+}
+
+#[test]
+fn a_log_that_is_removed_under_its_daemon() {
+    lost_log("gone", "was removed", |log| fs::remove_file(log).expect("it is there"));
+}
+
+#[test]
+fn a_log_that_is_moved_under_its_daemon() {
+    lost_log("moved", "was moved", |log| {
+        fs::rename(log, log.with_extension("moved")).expect("it is there");
+    });
+}
+
+#[test]
+fn a_log_in_whose_place_another_file_is_put() {
+    lost_log("replaced", "was removed", |log| {
+        let other = log.with_extension("other");
+        fs::write(&other, "something else").expect("room");
+        fs::rename(other, log).expect("it is there");
+    });
+}
+
+#[test]
+fn a_log_that_is_cut_short_under_its_daemon() {
+    lost_log("short", "was cut short", |log| {
+        File::options().write(true).open(log).and_then(|log| log.set_len(4096)).expect("it is there");
+    });
+}
+
+/// What was promised is in the file, whatever the same program does with that behind its sync, and however long that is.
+fn goes_around(name: &str, what: &str) {
+    let Some((mut cache, mut disk, mut syncs)) = on_a_disk(name, |cache| Some(cache.path("image"))) else {
+        return;
+    };
+    // Longer than a recovery bears with a time that the log does not explain.
+    std::thread::sleep(LATE);
+    syncs.does(what);
+    // That comes to the disk with another file, and nobody has synced this one.
+    let other = File::create(disk.place.join("other")).expect("room");
+    other.sync_all().expect("a disk");
+    drop(other);
+    disk.cut_off();
+    let acknowledged = syncs.acknowledged;
+    syncs.program.child.kill().expect("it runs");
+    syncs.program.child.wait().expect("it ends");
+    cache.kill_daemon();
+    disk.unmount().and_then(|()| disk.mount()).expect("it can be mounted again");
+    cache.start_again().unwrap_or_else(|why| panic!("nobody has to decide anything: {why}"));
+    has_records(&disk.place.join("file"), acknowledged);
+    assert!(!disk.place.join("file.rem-recovered").exists());
+    cache.stop_and_keep();
+}
+
+/// More than the time for which a recovery takes changes that the log has lost for ours.
+const LATE: std::time::Duration = std::time::Duration::from_millis(2300);
+
+#[test]
+fn a_write_around_the_page_cache_behind_a_sync() {
+    goes_around("direct", "d");
+}
+
+#[test]
+fn a_mapping_behind_a_sync() {
+    goes_around("mapped", "m");
+}
+
+#[test]
+fn a_copy_by_the_kernel_behind_a_sync() {
+    goes_around("copied", "c");
+}
+
+/// Its entry is lost with the machine, and its time has come to the disk.
+#[test]
+fn a_write_of_a_program_that_has_waited_for_long_is_not_taken_for_somebody_elses() {
+    for daemon in [true, false] {
+        let Some(outside) = Cache::new("waited", NEVER) else { return };
+        let Some(mut disk) = Disk::new(outside.path("image"), outside.path("disk"), 64) else { return };
+        let mut cache = Cache::at(disk.place.clone(), NEVER);
+        let mut syncs = Syncs::start(&cache, "file");
+        syncs.sync_well(20);
+        assert!(cache.count("file", "absorbed") > 0, "{:?}", cache.of("file"));
+        if !daemon {
+            cache.kill_daemon();
+        }
+        std::thread::sleep(LATE);
+        syncs.does("w");
+        // The journal of the file system takes the times of all files with it, and the log has its blocks already.
+        let other = File::create(disk.place.join("other")).expect("room");
+        other.sync_all().expect("a disk");
+        drop(other);
+        disk.cut_off();
+        let acknowledged = syncs.acknowledged;
+        syncs.program.child.kill().expect("it runs");
+        syncs.program.child.wait().expect("it ends");
+        if daemon {
+            cache.kill_daemon();
+        }
+        disk.unmount().and_then(|()| disk.mount()).expect("it can be mounted again");
+        cache.start_again().unwrap_or_else(|why| panic!("nobody has to decide anything: {why}"));
+        has_records(&disk.place.join("file"), acknowledged);
+        cache.stop_and_keep();
+        drop((cache, disk));
+        outside.stop();
+    }
+}
+
+/// What it costs is one wait of ten seconds, whoever waits, until the daemon goes on.
+#[test]
+fn a_daemon_that_stands_still_is_waited_for_once() {
+    let Some(cache) = Cache::new("silent", NEVER) else { return };
+    let mut programs = [0, 1].map(|_| Talk::with(cache.command(example("cache_load")).args(["files"])));
+    let mut make = |program: usize| -> u64 {
+        programs[program].say(".");
+        programs[program].line().expect("it goes on").parse().expect("a number")
+    };
+    assert!(make(0) < 5000 && make(1) < 5000);
+    cache.signal_daemon(Signal::STOP);
+    let first = make(0);
+    assert!((5000..30_000).contains(&first), "it waits once: {first}");
+    for _ in 0..4 {
+        let (own, others) = (make(0), make(1));
+        assert!(own < 3000 && others < 3000, "nobody waits any more: {own}, {others}");
+    }
+    cache.signal_daemon(Signal::CONT);
+    // It is heard when it is called, a second behind that, at the latest.
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    loop {
+        let name = format!("new-{}", cache_made(&cache) - 1);
+        if cache.of(&name).is_some() {
+            break;
+        }
+        assert!(std::time::Instant::now() < until, "files are known again: {}", cache.status());
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        make(0);
+    }
+    programs.into_iter().for_each(Talk::end);
+    cache.stop();
+}
+
+/// How many files a program has made.
+fn cache_made(cache: &Cache) -> u64 {
+    (0_u64..).find(|n| !cache.path(&format!("new-{n}")).exists()).expect("there is an end")
+}
+
+/// A program that may have less memory than the log takes of it runs without us, and says why.
+#[test]
+fn a_program_without_room_for_the_log_is_told_so_and_runs() {
+    let Some(cache) = Cache::new("limited", NEVER) else { return };
+    let mut command = cache.command("sh");
+    command.args(["-c", "ulimit -v 36000; exec \"$@\"", "sh"]).arg(example("cache_load"));
+    command.args(["syncs", "file"]).stderr(std::process::Stdio::piped());
+    let mut program = Talk::with(&mut command);
+    for _ in 0..5 {
+        program.say(".");
+        assert_eq!(program.line().as_deref(), Some("ok"));
+    }
+    let mut said = String::new();
+    let mut complains = program.child.stderr.take().expect("piped");
+    program.end();
+    std::io::Read::read_to_string(&mut complains, &mut said).expect("text");
+    assert!(said.contains("bytes of address space") && said.contains("ulimit -v"), "{said}");
+    assert!(said.contains("the syncs of this program are the kernel's"), "{said}");
+    has_records(&cache.path("file"), 5);
+    assert!(cache.of("file").is_none());
+    cache.stop();
 }
 
 /// A file system that goes with the test, behind what lies on it.

@@ -99,3 +99,23 @@ fn a_program_goes_on_when_the_daemon_was_killed() {
     has_records(&fs::read(cache.path("file")).expect("it is there"), 1, 419);
     cache.stop();
 }
+
+/// Threads that are at a file whenever a daemon takes over what another one has left: none of them waits for that.
+#[test]
+fn programs_go_on_at_once_under_another_daemon() {
+    let Some(mut cache) = Cache::new("at-once", NEVER) else { return };
+    let mut command = cache.command(crate::cache::example("cache_load"));
+    let mut program = Talk::with(command.args(["steps", ".", "7", "0", "3"]));
+    for round in 0..6 {
+        (0..200).for_each(|_| drop(program.line().expect("it goes on")));
+        cache.kill_daemon();
+        cache.start_again().expect("nobody has to decide anything");
+        let begun = std::time::Instant::now();
+        // More than it can have said before.
+        (0..600).for_each(|_| drop(program.line().expect("it goes on")));
+        assert!(begun.elapsed().as_secs() < 8, "round {round}: {:?}", begun.elapsed());
+    }
+    program.child.kill().expect("it runs");
+    program.child.wait().expect("it was");
+    cache.stop();
+}

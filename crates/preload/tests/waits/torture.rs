@@ -205,11 +205,26 @@ impl Files {
                 );
             }
         }
-        let mut all = fs::read(self.place.join("all")).unwrap_or_default();
-        all.extend(fs::read(self.place.join(format!("all{BESIDE}"))).unwrap_or_default());
-        let there: BTreeSet<&[u8]> = all.chunks_exact(RECORD).collect();
+        let read = |name: String| match fs::read(self.place.join(&name)) {
+            Ok(bytes) => bytes,
+            Err(why) if why.kind() == std::io::ErrorKind::NotFound => Vec::new(),
+            Err(why) => panic!("{what}: {name} cannot be read: {why}"),
+        };
+        let (all, beside) = (read("all".into()), read(format!("all{BESIDE}")));
+        let there: BTreeSet<&[u8]> = all.chunks_exact(RECORD).chain(beside.chunks_exact(RECORD)).collect();
         let lacking = acknowledged.all.iter().filter(|record| !there.contains(&record[..])).count();
-        assert_eq!(lacking, 0, "{what}: records lack that were acknowledged, of {}", acknowledged.all.len());
+        let anywhere = |record: &[u8; RECORD]| all.windows(RECORD).any(|part| part == record);
+        assert_eq!(
+            lacking,
+            0,
+            "{what}: records lack that were acknowledged, of {}, where all has {} bytes, and {} beside it; {} are in all, wherever",
+            acknowledged.all.len(),
+            all.len(),
+            beside.len(),
+            acknowledged.all.iter().filter(|record| anywhere(record)).count()
+        );
+        // Else nothing is told of the next round.
+        assert_eq!(all.len() % RECORD, 0, "{what}: all has {} bytes, and no such length", all.len());
     }
 }
 

@@ -28,6 +28,24 @@ pub(in crate::cmd) struct Of {
     log: PathBuf,
 }
 
+/// The same, also without the option's name: as of `recover`, `fsck` and `dump`.
+#[derive(clap::Args, Clone, Debug)]
+pub(in crate::cmd) struct Named {
+    /// The log: a file, `shm`, or servers HOST,HOST,.. [default: shm]
+    #[arg(value_name = "LOG", conflicts_with = "log")]
+    named: Option<PathBuf>,
+    /// The same
+    #[arg(long, value_name = "FILE")]
+    log: Option<PathBuf>,
+}
+
+impl Named {
+    pub(in crate::cmd) fn of(&self) -> Of {
+        let named = self.named.as_ref().or(self.log.as_ref());
+        Of { log: named.map_or_else(|| "shm".into(), Clone::clone) }
+    }
+}
+
 impl Of {
     /// As it was named.
     pub(in crate::cmd) fn name(&self) -> &Path {
@@ -162,6 +180,9 @@ impl Start {
             rules.is_empty() || has.eq(rules.iter().map(ToString::to_string))
         };
         if same("include", &include) && same("exclude", &exclude) {
+            if let Some(why) = standing["failed"].as_str() {
+                anstream::eprintln!("rem: no sync is absorbed: {why}");
+            }
             return Ok(());
         }
         let log = log.display();
@@ -188,7 +209,7 @@ fn rule(text: &Path) -> Result<Rule, Fail> {
 #[derive(clap::Args, Debug)]
 pub(in crate::cmd) struct Status {
     #[command(flatten)]
-    of: Of,
+    log: Named,
     /// As JSON
     #[arg(long)]
     json: bool,
@@ -211,12 +232,12 @@ pub(in crate::cmd) fn start(args: &Start) -> Result<(), Fail> {
     serve(&options, ended.as_fd(), ready).map_err(|why| Fail::new(why.to_string()))
 }
 
-pub(in crate::cmd) fn drain(of: &Of) -> Result<(), Fail> {
-    asked(of, "drained", command::drain)
+pub(in crate::cmd) fn drain(log: &Named) -> Result<(), Fail> {
+    asked(&log.of(), "drained", command::drain)
 }
 
-pub(in crate::cmd) fn stop(of: &Of) -> Result<(), Fail> {
-    asked(of, "closed", command::stop)
+pub(in crate::cmd) fn stop(log: &Named) -> Result<(), Fail> {
+    asked(&log.of(), "closed", command::stop)
 }
 
 fn asked(of: &Of, done: &str, ask: fn(&Path) -> std::io::Result<()>) -> Result<(), Fail> {
@@ -234,6 +255,9 @@ fn refused(of: &Of, log: &Path, why: &std::io::Error) -> Fail {
         std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused => {
             Fail::new(format!("no daemon has the log {log}: `rem cache start --log {log}` starts one"))
         }
+        std::io::ErrorKind::PermissionDenied => {
+            Fail::new(format!("the daemon of {log} is another user's, and serves nobody else ({why})"))
+        }
         _ => Fail::new(format!("the daemon of {log} could not do it ({why}); `rem cache status` says more")),
     }
 }
@@ -244,8 +268,9 @@ pub(in crate::cmd) fn standing(log: &Path) -> Option<Value> {
 }
 
 pub(in crate::cmd) fn status(args: &Status) -> Result<(), Fail> {
-    let log = args.of.path()?;
-    let text = command::status(&log).map_err(|why| refused(&args.of, &log, &why))?;
+    let of = args.log.of();
+    let log = of.path()?;
+    let text = command::status(&log).map_err(|why| refused(&of, &log, &why))?;
     let status: Value =
         serde_json::from_str(&text).context(|| "the daemon's answer cannot be read".into())?;
     if args.json {
@@ -310,6 +335,9 @@ fn tell(status: &Value, since: &Value) {
 
 /// The same on stderr, behind a program that has ended.
 pub(in crate::cmd) fn report(status: &Value, since: &Value) {
+    if let Some(why) = status["failed"].as_str() {
+        anstream::eprintln!("rem: failed: {why}");
+    }
     for (name, text) in lines(status, since) {
         anstream::eprintln!("rem: {name}: {text}");
     }

@@ -23,9 +23,9 @@ enum Verb {
     /// What a log has, who uses it, and which files are not absorbed
     Status(daemon::Status),
     /// Wait until all that is in a log now is in its files
-    Drain(daemon::Of),
+    Drain(daemon::Named),
     /// Drain a log, close it, and end its daemon
-    Stop(daemon::Of),
+    Stop(daemon::Named),
     /// Bring files to what a log has for them, after a crash
     Recover(recover::Args),
     /// Check a log: checksums, what a crash tore off, the files that it knows
@@ -38,8 +38,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
     match &args.verb {
         Verb::Start(args) => daemon::start(args),
         Verb::Status(args) => daemon::status(args),
-        Verb::Drain(of) => daemon::drain(of),
-        Verb::Stop(of) => daemon::stop(of),
+        Verb::Drain(log) => daemon::drain(log),
+        Verb::Stop(log) => daemon::stop(log),
         Verb::Recover(args) => recover::run(args),
         Verb::Fsck(args) => fsck::run(args),
         Verb::Dump(args) => dump::run(args),

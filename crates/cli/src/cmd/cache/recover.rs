@@ -1,6 +1,7 @@
 //! `rem cache recover`.
 
 use std::fs::File;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use remanence_cache::copy::Rebuilt;
@@ -31,7 +32,7 @@ Examples:
 
 A log that was closed has nothing to recover, and a log that a daemon has open is refused. What cannot be carried out stays in the log, and
 the command fails and says why. Files that somebody else has changed since are not undone: what the log has for them is put beside
-them, as NAME.rem-recovered.")]
+them, as NAME.rem-recovered, and the status is 3, as somebody is to say which to take.")]
 pub(super) struct Args {
     /// The log; with --from the file that it is made again in [default: the one in memory of a daemon with such copies]
     #[arg(value_name = "LOG", required_unless_present = "from")]
@@ -58,7 +59,7 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args) -> Result<(), Fail> {
     match (&args.from, &args.log) {
         (Some(from), log) => from_copies(args, from, log.as_deref()),
-        (None, Some(log)) => recovered(args, log, lost(log), false),
+        (None, Some(log)) => recovered(args, log, lost(log), false)?.map_or(Ok(()), Err),
         (None, None) => Err(Fail::new("name the log, or the servers that have its copy with --from")),
     }
 }
@@ -77,7 +78,7 @@ fn from_copies(args: &Args, from: &Path, log: Option<&Path>) -> Result<(), Fail>
         write(&found, &made)?;
         let looked = recovered(args, &made, Lost::Unsynced, true);
         let _ = std::fs::remove_file(&made);
-        return looked;
+        return looked?.map_or(Ok(()), Err);
     }
     let taken = Taken::take(&copies).map_err(|e| of_copies(&e))?;
     let found = taken.rebuilt();
@@ -98,10 +99,11 @@ fn from_copies(args: &Args, from: &Path, log: Option<&Path>) -> Result<(), Fail>
             (Lost::Unsynced, true)
         }
     };
-    recovered(args, &log, lost, made)?;
+    let undecided = recovered(args, &log, lost, made)?;
     taken.close().map_err(|why| {
         of_copies(&format!("all is in its files, but these servers could not be told ({why}); recover again"))
-    })
+    })?;
+    undecided.map_or(Ok(()), Err)
 }
 
 fn tell_closed(args: &Args, from: &Path) -> Result<(), Fail> {
@@ -131,8 +133,11 @@ fn write(found: &Rebuilt, path: &Path) -> Result<(), Fail> {
     found.write(&region).map_err(|e| bad(&e))
 }
 
-/// Recovers from a log.
-fn recovered(args: &Args, log: &Path, lost: Lost, made: bool) -> Result<(), Fail> {
+/// The status where nothing is left in the log, and somebody is to decide which of two files to take.
+const UNDECIDED: u8 = 3;
+
+/// Recovers from a log. Gives what somebody has to decide still, if there is anything, where nothing is left in the log.
+fn recovered(args: &Args, log: &Path, lost: Lost, made: bool) -> Result<Option<Fail>, Fail> {
     let bad = bad(log);
     let options = Options {
         policy: if args.skip_damage { Policy::Skip } else { Policy::Hold },
@@ -153,6 +158,7 @@ fn recovered(args: &Args, log: &Path, lost: Lost, made: bool) -> Result<(), Fail
         (scan, report)
     } else {
         refuse_empty(log)?;
+        refuse_strangers(log)?;
         let region = format::file_options().open(log).map_err(|e| bad(&e))?;
         // Programs that a killed daemon has left append nothing to it any more.
         File::open(log).map_err(|e| bad(&e)).and_then(|log| retire(&log).map_err(|e| bad(&e)))?;
@@ -166,7 +172,35 @@ fn recovered(args: &Args, log: &Path, lost: Lost, made: bool) -> Result<(), Fail
     } else {
         tell(args, &scan, &report, verdict.is_none());
     }
-    verdict.map_or(Ok(()), |why| Err(bad(&why)))
+    match verdict {
+        Some(why) => Err(bad(&why)),
+        None => Ok(beside(&report).map(|why| bad(&why).with_status(UNDECIDED))),
+    }
+}
+
+/// Refuses a log of another user: it says to which files of ours it writes what.
+fn refuse_strangers(log: &Path) -> Result<(), Fail> {
+    match std::fs::metadata(log) {
+        Ok(found) if found.uid() != rustix::process::geteuid().as_raw() => Err(bad(log)(&format!(
+            "it belongs to another user (number {}), and would have anything written to files of yours: recover it as that user, or make it your own if you trust it",
+            found.uid()
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// What somebody has to decide where what the log has was put beside files.
+fn beside(report: &Report) -> Option<String> {
+    let beside = |file: &&FileReport| matches!(file.state, State::Foreign { beside: Some(_), .. });
+    let mut files = report.files.iter().filter(beside);
+    let first = &files.next()?.path;
+    let more = match files.count() {
+        0 => String::new(),
+        more => format!(" and {}", ui::count(more, "more file")),
+    };
+    Some(format!(
+        "somebody else has changed {first}{more}, and what was synced by programs of this log is only beside, as NAME.rem-recovered: compare them, and take one"
+    ))
 }
 
 /// Why not all is done, if it is not.
