@@ -12,7 +12,7 @@ use remanence_cache::log::Log;
 use remanence_pmem::Region;
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::segment::SegmentWords;
+use crate::segment::{Segment, SegmentWords};
 
 /// The log as the daemon has it.
 pub(super) type OwnLog = Log<Region, SegmentWords>;
@@ -43,14 +43,14 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    pub(super) fn start(log: Arc<OwnLog>) -> std::io::Result<Self> {
+    pub(super) fn start(log: Arc<OwnLog>, segment: Segment) -> std::io::Result<Self> {
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let (jobs, todo) = mpsc::channel::<(Token, Job)>();
         let (results, done) = mpsc::channel();
         let waker = wake.clone();
         let thread = std::thread::Builder::new().name("cache-sync".into()).spawn(move || {
             for (token, job) in todo {
-                if results.send((token, carry_out(&log, job))).is_err() {
+                if results.send((token, carry_out(&log, segment, job))).is_err() {
                     return;
                 }
                 // It is only full if nobody reads it, who then has something to read.
@@ -88,10 +88,20 @@ impl Drop for Worker {
     }
 }
 
-fn carry_out(log: &OwnLog, job: Job) -> Result<(), Failed> {
+/// How long the servers may take to have a batch, of which they keep images: longer than they are looked for.
+const COPY_MS: u64 = 60_000;
+
+fn carry_out(log: &OwnLog, segment: Segment, job: Job) -> Result<(), Failed> {
     let said = |why: std::io::Error| (why.raw_os_error(), why.to_string());
     match job {
-        Job::Secure(entries) => log.secure(&entries).map_err(said),
+        Job::Secure(entries) => {
+            log.secure(&entries).map_err(said)?;
+            // What is in no image yet is there as entries alone.
+            if segment.keeps_images() && !segment.wait_copied(entries.end, COPY_MS) {
+                return Err((None, "the log's copies do not get it".into()));
+            }
+            Ok(())
+        }
         Job::Sync(fd) => File::from(fd).sync_all().map_err(said),
         Job::Advance(tail) => log.advance(tail).map_err(|why| (None, why.to_string())),
     }

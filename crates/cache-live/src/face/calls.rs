@@ -24,7 +24,7 @@ use remanence_cache::op::Op;
 use remanence_cache::table::FileId;
 use remanence_intercept::{Syscall, Verdict};
 
-use super::{Face, Me, face, plain};
+use super::{COPY_MS, Face, Me, face, plain};
 use crate::segment::{File, Taken, why};
 use crate::sys::{self, Stat};
 
@@ -53,6 +53,9 @@ pub const NUMBERS: [u16; 22] = [
     libc::SYS_dup2 as u16,
     libc::SYS_dup3 as u16,
 ];
+
+/// What no sync of the kernel's returns.
+const ABSORBED: i64 = 1;
 
 const CLONE: u64 = 0x4004_9409;
 const CLONE_RANGE: u64 = 0x4020_940d;
@@ -219,8 +222,20 @@ impl Face {
         }
     }
 
-    /// `fsync` and `fdatasync`.
+    /// `fsync` and `fdatasync`. Where servers keep images of files, what the kernel has synced counts when they have it, be it names or bytes.
     pub(super) fn sync(&self, fd: i32) -> Verdict {
+        let synced = match self.sync_or_absorb(fd) {
+            Verdict::Return(ABSORBED) => return Verdict::Return(0),
+            other if !self.segment.keeps_images() || !sys::is_on_disk(fd) => return other,
+            Verdict::Return(synced) => synced,
+            Verdict::Pass => sys::fsync(fd),
+        };
+        let is_there = synced != 0 || self.segment.wait_looked(COPY_MS);
+        Verdict::Return(if is_there { synced } else { -i64::from(libc::EIO) })
+    }
+
+    /// Absorbs a sync, which gives [`ABSORBED`], or has the kernel carry it out.
+    fn sync_or_absorb(&self, fd: i32) -> Verdict {
         let Some(stat) = Stat::of(fd).ok().filter(Stat::is_regular) else { return Verdict::Pass };
         // A descriptor that only stands for a path cannot be synced, as the kernel says.
         if sys::flags(fd).is_ok_and(|flags| flags & libc::O_PATH != 0) {
@@ -230,6 +245,7 @@ impl Face {
         let Some(me) = self.me() else {
             let synced = known.map_or_else(|| sys::fsync(fd), |file| self.sync_held(&file, fd));
             known.map(|file| self.drain_known(file.last()));
+            known.into_iter().for_each(File::count_kernel);
             return Verdict::Return(synced);
         };
         let file = match known {
@@ -252,6 +268,7 @@ impl Face {
             Taken::Busy => {
                 let synced = self.sync_held(&file, fd);
                 self.drain_known(file.last());
+                file.count_kernel();
                 return Verdict::Return(synced);
             }
         }
@@ -264,7 +281,7 @@ impl Face {
                 file.unlock();
                 if self.persist(&me, upto) {
                     file.count_absorbed();
-                    return Verdict::Return(0);
+                    return Verdict::Return(ABSORBED);
                 }
                 // The log has failed, or is in disorder. The kernel has all of the file; but what copies were to have, no disk has for them.
                 file.mark();
