@@ -20,6 +20,8 @@ pub struct Copies {
     pub connect: ConnectOptions,
     /// How many of them must have what a sync waits for: more than half of them if nothing is said, or as many as the log was made with.
     pub acks: Option<u16>,
+    /// Whether images of files are kept beside the log.
+    pub images: bool,
     /// How the user calls them.
     pub name: String,
 }
@@ -68,8 +70,11 @@ pub(crate) struct Servers {
 }
 
 impl Servers {
-    /// Opens it, and reads what it has.
-    pub(crate) fn open(copies: &Copies) -> Result<(Self, Rebuilt), Failed> {
+    /// Opens it, and reads what it has; each record is told with its number as well.
+    pub(crate) fn open(
+        copies: &Copies,
+        told: &mut dyn FnMut(u64, &[u8]) -> Result<(), String>,
+    ) -> Result<(Self, Rebuilt), Failed> {
         let context = Context::towards_any(copies.servers.iter().map(SocketAddr::ip)).map_err(lost)?;
         let reactor = Reactor::new(&context).map_err(lost)?;
         let background = reactor.in_background().map_err(lost)?;
@@ -87,13 +92,17 @@ impl Servers {
         let from = *whole.next().ok_or_else(|| Failed::Lost("no server has all of the log yet".into()))?;
         let reader = LogReader::connect(&context, from, &copies.connect).map_err(lost)?;
         let geometry = reader.status().superblock.geometry;
-        let (capacity, record) = (geometry.capacity(), geometry.payload_max().min(RECORD_MAX));
+        let (capacity, mut record) = (geometry.capacity(), geometry.payload_max().min(RECORD_MAX));
+        if copies.images {
+            // At the end of a segment there may be as much left as a record has.
+            record = record.min((geometry.payload_max() / 8).max(RECORD_MIN as u64));
+        }
         if record < RECORD_MIN as u64 {
             return Err(Failed::ForGood(format!(
                 "the logs of these servers have records of {record} bytes at most, and {RECORD_MIN} are needed: serve logs of 4M at least"
             )));
         }
-        let rebuilt = read(reader)?;
+        let rebuilt = read(reader, told)?;
         Ok((Self { log, reactor, _background: background, record, capacity }, rebuilt))
     }
 
@@ -125,10 +134,10 @@ impl Servers {
         self.reactor.block_on(self.log.trim(below))
     }
 
-    /// Sends a last record, and leaves nothing else.
-    pub(crate) fn close(&self, last: Vec<u8>) -> Result<(), GroupError> {
+    /// Sends a last record, and leaves nothing else, or what is not below a number.
+    pub(crate) fn close(&self, last: Vec<u8>, below: Option<u64>) -> Result<(), GroupError> {
         let number = self.send(vec![last])?;
-        self.trim(number)?;
+        self.trim(below.unwrap_or(number).min(number))?;
         self.reactor.block_on(self.log.clone().close())
     }
 }
@@ -137,10 +146,20 @@ fn lost(why: impl fmt::Display) -> Failed {
     Failed::Lost(why.to_string())
 }
 
-fn read(reader: LogReader) -> Result<Rebuilt, Failed> {
+/// One who keeps nothing of the records.
+fn untold(_: u64, _: &[u8]) -> Result<(), String> {
+    Ok(())
+}
+
+fn read(
+    reader: LogReader,
+    told: &mut dyn FnMut(u64, &[u8]) -> Result<(), String>,
+) -> Result<Rebuilt, Failed> {
     let mut rebuilt = Rebuilt::default();
     for record in reader {
-        rebuilt.add(&record.map_err(lost)?.payload).map_err(|why| Failed::ForGood(why.to_string()))?;
+        let record = record.map_err(lost)?;
+        rebuilt.add(&record.payload).map_err(|why| Failed::ForGood(why.to_string()))?;
+        told(record.sequence, &record.payload).map_err(Failed::ForGood)?;
     }
     Ok(rebuilt)
 }
@@ -163,8 +182,25 @@ impl Taken {
     /// # Errors
     /// A sentence: too few of the servers are there, or they have something else.
     pub fn take(copies: &Copies) -> Result<Self, String> {
-        let (servers, rebuilt) = Servers::open(copies)?;
-        if let Some(layout) = rebuilt.layout().filter(|_| !rebuilt.is_closed()) {
+        Self::take_with(copies, &mut untold)
+    }
+
+    /// The same; each record is told with its number as well.
+    ///
+    /// # Errors
+    /// A sentence: too few of the servers are there, they have something else, or who is told says it.
+    pub fn take_with(
+        copies: &Copies,
+        told: &mut dyn FnMut(u64, &[u8]) -> Result<(), String>,
+    ) -> Result<Self, String> {
+        let mut any = false;
+        let mut count = |number: u64, record: &[u8]| {
+            any = true;
+            told(number, record)
+        };
+        let (servers, rebuilt) = Servers::open(copies, &mut count)?;
+        // Also of one that was closed files may be made again: nobody goes on with it meanwhile.
+        if let Some(layout) = rebuilt.layout().filter(|_| !rebuilt.is_closed() || copies.images && any) {
             servers.send(vec![Copier::taken(layout, rebuilt.tail())]).map_err(|why| why.to_string())?;
         }
         Ok(Self { servers, rebuilt })
@@ -176,15 +212,16 @@ impl Taken {
         &self.rebuilt
     }
 
-    /// Says that all of it is in its files, durably.
+    /// Says that all of it is in its files, durably. `keeps_images`: what the servers have of files stays there.
     ///
     /// # Errors
     /// A sentence: it can be recovered once more.
-    pub fn close(self) -> Result<(), String> {
+    pub fn close(self, keeps_images: bool) -> Result<(), String> {
         let Some(layout) = self.rebuilt.layout() else { return Ok(()) };
         // No entry is as high as the head that the recovery has left.
         let tail = self.rebuilt.end();
-        self.servers.close(Copier::closed(layout, tail)).map_err(|why| why.to_string())
+        let below = keeps_images.then_some(0);
+        self.servers.close(Copier::closed(layout, tail), below).map_err(|why| why.to_string())
     }
 }
 
@@ -193,6 +230,17 @@ impl Taken {
 /// # Errors
 /// A sentence: none of them is there, or they have something else.
 pub fn look(copies: &Copies) -> Result<Rebuilt, String> {
+    look_with(copies, &mut untold)
+}
+
+/// The same; each record is told with its number as well.
+///
+/// # Errors
+/// A sentence: none of them is there, they have something else, or who is told says it.
+pub fn look_with(
+    copies: &Copies,
+    told: &mut dyn FnMut(u64, &[u8]) -> Result<(), String>,
+) -> Result<Rebuilt, String> {
     let (mut best, mut why) = (None, "no server was named".to_owned());
     for server in &copies.servers {
         match LogReader::connect_to(*server, &copies.connect) {
@@ -207,5 +255,5 @@ pub fn look(copies: &Copies) -> Result<Rebuilt, String> {
         }
     }
     let (_, reader) = best.ok_or(why)?;
-    Ok(read(reader)?)
+    Ok(read(reader, told)?)
 }

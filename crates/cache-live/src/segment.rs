@@ -135,6 +135,10 @@ const ASKED_UPTO: usize = 17;
 const ASKED_TAIL: usize = 18;
 /// The tail that the copies are known to have; 0 where there are none.
 const COPIED_TAIL: usize = 19;
+/// Whether images of files are kept beside the copies, how often files are to be looked at for that, and up to which time they were.
+const IMAGES: usize = 20;
+const ASKED_LOOK: usize = 21;
+const LOOKED: usize = 22;
 
 impl Segment {
     /// That of these words; `None` if there are too few.
@@ -232,6 +236,45 @@ impl Segment {
     pub(crate) fn wait_copied_tail(self, tail: u64, milliseconds: u64) -> bool {
         self.word(ASKED_TAIL).fetch_max(tail, Ordering::SeqCst);
         self.wait_asked(self.word(COPIED_TAIL), tail, milliseconds)
+    }
+
+    /// Images of files are kept: what the kernel has synced counts when the servers have it.
+    pub(crate) fn keep_images(self) {
+        self.word(IMAGES).store(1, Ordering::SeqCst);
+    }
+
+    pub(crate) fn keeps_images(self) -> bool {
+        self.word(IMAGES).load(Ordering::SeqCst) != 0
+    }
+
+    /// Nobody keeps any from now on, and nobody is waited for.
+    pub(crate) fn end_images(self) {
+        self.word(IMAGES).store(0, Ordering::SeqCst);
+        self.looked(u64::MAX);
+    }
+
+    /// Has files looked at, as names or what is not logged may have changed. Which time it is.
+    pub(crate) fn ask_to_look(self) -> u64 {
+        let time = self.word(ASKED_LOOK).fetch_add(1, Ordering::SeqCst) + 1;
+        self.ask_to_copy();
+        time
+    }
+
+    /// How often that was asked for.
+    pub(crate) fn asked_to_look(self) -> u64 {
+        self.word(ASKED_LOOK).load(Ordering::SeqCst)
+    }
+
+    /// The servers have what files were like when that was asked for so often.
+    pub(crate) fn looked(self, time: u64) {
+        self.word(LOOKED).fetch_max(time, Ordering::SeqCst);
+        sys::wake(self.word(LOOKED));
+    }
+
+    /// Has files looked at, and waits until the servers have what they lacked, or for so many milliseconds. Whether they have.
+    pub(crate) fn wait_looked(self, milliseconds: u64) -> bool {
+        let time = self.ask_to_look();
+        self.wait_asked(self.word(LOOKED), time, milliseconds) && !self.has_failed()
     }
 
     fn wait_asked(self, word: &AtomicU64, least: u64, milliseconds: u64) -> bool {

@@ -13,6 +13,9 @@
 //! **A record has all that it needs.** With its groups go the slots of the file table that they name, where those are not sent yet, and the tail, which is read
 //! after the slots: a slot is used for another file only when all that named the first one is below the tail. Records may be sent again, and
 //! whole runs of them, in the same order: a group of an index is always the same group.
+//!
+//! Beside these are records of [`images`](crate::images), which have what files were before all that. Where there are such, each record of groups has all the
+//! slots that it names, as those before it may be given up.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{Ordering, fence};
@@ -35,8 +38,11 @@ pub const RECORD_MIN: usize = 128 << 10;
 const PIECE: u8 = 0x11;
 const CLOSED: u8 = 0x12;
 const TAKEN: u8 = 0x13;
+/// What a file is (`images.rs`), and that one is no more.
+pub(crate) const IMAGE: u8 = 0x14;
+pub(crate) const GONE: u8 = 0x15;
 /// Bytes of what each record has: which log it is of, and its tail.
-const HEAD: usize = 53;
+pub(crate) const HEAD: usize = 53;
 /// Bytes before the slots and groups of a piece.
 const PIECE_HEAD: usize = HEAD + 6;
 
@@ -75,13 +81,15 @@ pub struct Copier {
     next: u64,
     /// Slots that were sent, as they were then.
     slots: BTreeMap<FileId, Vec<u8>>,
+    /// Each record has all the slots that its groups name.
+    whole: bool,
 }
 
 /// A group as it lies in the log.
 #[derive(Clone, PartialEq, Eq, Debug)]
-struct Group {
-    headers: Vec<u8>,
-    data: Vec<u8>,
+pub(crate) struct Group {
+    pub(crate) headers: Vec<u8>,
+    pub(crate) data: Vec<u8>,
 }
 
 impl Group {
@@ -98,7 +106,13 @@ impl Copier {
     /// One that begins with all that is in the log. It knows of no slot that was sent.
     #[must_use]
     pub fn new<M: Medium, W: Words>(log: &Log<M, W>) -> Self {
-        Self { next: log.tail(), slots: BTreeMap::new() }
+        Self { next: log.tail(), slots: BTreeMap::new(), whole: false }
+    }
+
+    /// The same, whose records of groups need none before them.
+    #[must_use]
+    pub fn with_images<M: Medium, W: Words>(log: &Log<M, W>) -> Self {
+        Self { whole: true, ..Self::new(log) }
     }
 
     /// All that is committed below was made records of.
@@ -136,11 +150,27 @@ impl Copier {
         log: &Log<M, W>,
         max: usize,
     ) -> Result<Option<Batch>, CopyError> {
+        self.next_below(log, max, u64::MAX)
+    }
+
+    /// The same of what lies below an index, which was the log's head.
+    ///
+    /// # Errors
+    /// An entry is damaged, or longer than a record.
+    ///
+    /// # Panics
+    /// `max` is less than [`RECORD_MIN`].
+    pub fn next_below<M: Medium, W: Words>(
+        &mut self,
+        log: &Log<M, W>,
+        max: usize,
+        limit: u64,
+    ) -> Result<Option<Batch>, CopyError> {
         assert!(max >= RECORD_MIN, "a record of {max} bytes has no room for a group");
         loop {
             let tail = log.tail();
             let from = self.next.max(tail);
-            let head = log.head();
+            let head = log.head().min(limit);
             if from >= head && from == self.next {
                 return Ok(None);
             }
@@ -161,7 +191,9 @@ impl Copier {
             emit(&mut out, log.layout(), tail, &slots, &groups);
             let record = out.finish().expect("what is collected fits");
             self.next = end;
-            self.slots.extend(slots);
+            if !self.whole {
+                self.slots.extend(slots);
+            }
             return Ok(Some(Batch { record, upto: end, tail }));
         }
     }
@@ -223,8 +255,9 @@ impl Copier {
         fence(Ordering::SeqCst);
         for at in passed {
             if log.committed(at) && !self.take(log, at, &mut found, &mut len, max)? {
-                // It goes with the next one, and what is behind it goes twice.
+                // It goes with the next one, and so does what is behind it, which may be a later change of the same file.
                 found.end = at;
+                found.groups.split_off(&at);
                 break;
             }
         }
@@ -259,7 +292,8 @@ impl Copier {
         let mut slots = Vec::new();
         for file in files {
             let slot = Identity::slot(medium, layout, file);
-            if found.slots.get(&file).or_else(|| self.slots.get(&file)) != Some(&slot) {
+            let sent = if self.whole { None } else { self.slots.get(&file) };
+            if found.slots.get(&file).or(sent) != Some(&slot) {
                 slots.push((file, slot));
             }
         }
@@ -284,7 +318,7 @@ struct Found {
     end: u64,
 }
 
-fn head(out: &mut Writer, kind: u8, layout: &Layout, tail: u64) {
+pub(crate) fn head(out: &mut Writer, kind: u8, layout: &Layout, tail: u64) {
     let Layout { uuid, geometry, salt } = *layout;
     out.u8(kind);
     out.bytes(&uuid.0);
@@ -320,6 +354,73 @@ fn emit(
     }
 }
 
+/// What a record begins with, and what is behind that.
+pub(crate) struct Opened<'a> {
+    pub(crate) kind: u8,
+    pub(crate) layout: Layout,
+    pub(crate) tail: u64,
+    pub(crate) bytes: Reader<'a>,
+}
+
+/// Reads what a record begins with.
+pub(crate) fn opened(record: &[u8]) -> Result<Opened<'_>, Malformed> {
+    let mut bytes = Reader::new(record);
+    let kind = bytes.u8()?;
+    let uuid = Uuid(bytes.array()?);
+    let salt = bytes.u64_le()?;
+    let geometry = Geometry {
+        entries: bytes.u64_le()?,
+        slot: bytes.u32_le()?,
+        files: bytes.u32_le()?,
+        path_max: bytes.u32_le()?,
+    };
+    let tail = bytes.u64_le()?;
+    if !geometry.is_fair() || !(geometry.entries..INDEX_MAX).contains(&tail) {
+        return bytes.fail();
+    }
+    Ok(Opened { kind, layout: Layout { uuid, geometry, salt }, tail, bytes })
+}
+
+/// Whether a record has groups.
+pub(crate) const fn is_piece(kind: u8) -> bool {
+    kind == PIECE
+}
+
+type Pieces = (BTreeMap<FileId, Vec<u8>>, BTreeMap<u64, Group>);
+
+/// The slots and groups of a record that has such.
+pub(crate) fn pieces(layout: &Layout, bytes: &mut Reader<'_>) -> Result<Pieces, Malformed> {
+    let geometry = layout.geometry;
+    let (mut all_slots, mut all_groups) = (BTreeMap::new(), BTreeMap::new());
+    let slots = bytes.u16_le()?;
+    for _ in 0..slots {
+        let file = bytes.u32_le()?;
+        let len = bytes.u16_le()?;
+        let slot = bytes.take(len.into())?;
+        if file >= geometry.files || slot.len() as u64 > geometry.file_slot() {
+            return bytes.fail();
+        }
+        all_slots.insert(FileId(file), slot.to_vec());
+    }
+    let groups = bytes.u32_le()?;
+    for _ in 0..groups {
+        let first = bytes.u64_le()?;
+        let count = u64::from(bytes.u16_le()?);
+        let len = u64::from(bytes.u32_le()?);
+        let fair = (1..=GROUP_MAX.min(geometry.entries)).contains(&count)
+            && (geometry.entries..INDEX_MAX).contains(&first)
+            && len <= count * u64::from(geometry.slot);
+        if !fair {
+            return bytes.fail();
+        }
+        let headers = bytes.take(count as usize * HEADER_LEN)?.to_vec();
+        let data = bytes.take(len as usize)?.to_vec();
+        all_groups.insert(first, Group { headers, data });
+    }
+    bytes.end()?;
+    Ok((all_slots, all_groups))
+}
+
 /// The log that records tell of.
 #[derive(Default, Debug)]
 pub struct Rebuilt {
@@ -353,21 +454,7 @@ impl Rebuilt {
     /// # Errors
     /// It is none, or not one of this log.
     pub fn add(&mut self, record: &[u8]) -> Result<(), RebuildError> {
-        let mut bytes = Reader::new(record);
-        let kind = bytes.u8()?;
-        let uuid = Uuid(bytes.array()?);
-        let salt = bytes.u64_le()?;
-        let geometry = Geometry {
-            entries: bytes.u64_le()?,
-            slot: bytes.u32_le()?,
-            files: bytes.u32_le()?,
-            path_max: bytes.u32_le()?,
-        };
-        let tail = bytes.u64_le()?;
-        let layout = Layout { uuid, geometry, salt };
-        if !geometry.is_fair() || !(geometry.entries..INDEX_MAX).contains(&tail) {
-            return Err(bytes.malformed().into());
-        }
+        let Opened { kind, layout, tail, mut bytes } = opened(record)?;
         if self.layout != Some(layout) {
             // All that another one had is in its files, or this is not its successor.
             if self.open {
@@ -376,8 +463,14 @@ impl Rebuilt {
             *self = Self { layout: Some(layout), tail, ..Self::default() };
         }
         match kind {
-            PIECE => self.piece(&layout, &mut bytes)?,
+            PIECE => {
+                let (slots, groups) = pieces(&layout, &mut bytes)?;
+                self.slots.extend(slots);
+                self.groups.extend(groups);
+            }
             CLOSED | TAKEN => bytes.end()?,
+            // They are for who has lost the files as well.
+            IMAGE | GONE => {}
             _ => return Err(bytes.malformed().into()),
         }
         self.tail = self.tail.max(tail);
@@ -385,36 +478,6 @@ impl Rebuilt {
         self.open = kind != CLOSED;
         self.is_taken = kind == TAKEN;
         Ok(())
-    }
-
-    fn piece(&mut self, layout: &Layout, bytes: &mut Reader<'_>) -> Result<(), Malformed> {
-        let geometry = layout.geometry;
-        let slots = bytes.u16_le()?;
-        for _ in 0..slots {
-            let file = bytes.u32_le()?;
-            let len = bytes.u16_le()?;
-            let slot = bytes.take(len.into())?;
-            if file >= geometry.files || slot.len() as u64 > geometry.file_slot() {
-                return bytes.fail();
-            }
-            self.slots.insert(FileId(file), slot.to_vec());
-        }
-        let groups = bytes.u32_le()?;
-        for _ in 0..groups {
-            let first = bytes.u64_le()?;
-            let count = u64::from(bytes.u16_le()?);
-            let len = u64::from(bytes.u32_le()?);
-            let fair = (1..=GROUP_MAX.min(geometry.entries)).contains(&count)
-                && (geometry.entries..INDEX_MAX).contains(&first)
-                && len <= count * u64::from(geometry.slot);
-            if !fair {
-                return bytes.fail();
-            }
-            let headers = bytes.take(count as usize * HEADER_LEN)?.to_vec();
-            let data = bytes.take(len as usize)?.to_vec();
-            self.groups.insert(first, Group { headers, data });
-        }
-        bytes.end()
     }
 
     /// Whether nothing is due, as the log was closed, or there never was one.

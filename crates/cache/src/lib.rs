@@ -14,6 +14,8 @@
 //! | [`table`] | which file a number means |
 //! | [`cleaner`] | carries entries out in batches |
 //! | [`copy`] | the log on other machines: what is sent of it, and how it is made again |
+//! | [`images`] | the files beside that copy: what is kept of them, and how they are made again where nothing is left |
+//! | [`imager`] | which piece of which file is sent next |
 //! | [`recovery`] | what counts after a crash, and how it comes into its files |
 //! | [`reads`] | the cache in memory over the log: hits, and misses that the log's entries patch |
 //! | [`pages`] | NVPages: pages in persistent memory with a redo log, in the log's place |
@@ -67,6 +69,8 @@ pub mod copy;
 pub mod entry;
 pub mod foreign;
 pub mod format;
+pub mod imager;
+pub mod images;
 pub mod log;
 pub mod op;
 pub mod pages;

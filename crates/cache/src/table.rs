@@ -131,6 +131,14 @@ impl Identity {
     }
 }
 
+/// Which file a slot's bytes name, by device, inode and birth, and its path; `None` if they are not whole.
+pub(crate) fn named(layout: &Layout, slot: &[u8]) -> Option<([u64; 3], Vec<u8>)> {
+    let path = slot.get(SLOT_HEAD..)?;
+    let word = |at: usize| u64::from_le_bytes(slot[at..at + 8].try_into().expect("eight bytes"));
+    let whole = slot[CRC..CRC + 4] == checksum(layout, slot).to_le_bytes();
+    whole.then(|| ([word(DEVICE), word(INODE), word(BORN)], path.to_vec()))
+}
+
 fn checksum(layout: &Layout, slot: &[u8]) -> u32 {
     let mut crc = crc32fast::Hasher::new();
     crc.update(&layout.salt.to_le_bytes());

@@ -6,21 +6,30 @@
 //! everything that is not in its files, and it is sent again.
 //!
 //! One thing goes on at a time: what is asked for meanwhile goes with the next record, so many syncs share one.
+//!
+//! **Images of files**, where they are kept ([`remanence_cache::images`]), are records between these: one at a time, of a few pieces of a file, and behind each of them syncs are
+//! looked after. The log's entries are then not freed before the servers have them (`work.rs`), and so are never waited for by what waits here. Of the servers' room
+//! three times the log is for entries, some of which are sent twice; a half of the rest is for images, and the other half to move them.
 
 use std::collections::VecDeque;
+use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use remanence_cache::copy::Copier;
+use remanence_cache::copy::{Batch, Copier, Rebuilt};
+use remanence_cache::format::Layout;
+use remanence_cache::imager::Room;
+use remanence_cache::images::is_image;
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::DaemonError;
+use super::imaging::{self, Imaging, Next};
 use super::work::OwnLog;
 use crate::copies::{Copies, Failed, Servers};
-use crate::segment::Segment;
+use crate::segment::{Key, Segment};
 use crate::sys;
 
 /// Records that are sent together.
@@ -29,6 +38,12 @@ const TOGETHER: usize = 8;
 const LOOKED_FOR_MS: u64 = 10_000;
 /// How long the log's tail may take to move on when the servers' logs are full.
 const ROOM_MS: u64 = 10_000;
+/// Why a log without images is not begun.
+const HAS_IMAGES: &str = "these servers have images of files, which a log without them would give up: say --images, or serve another log";
+/// Steps that send nothing before syncs are looked after.
+const NOTHING: usize = 32;
+/// How long a file is left alone that somebody is at all the time.
+const BUSY_MS: u64 = 5;
 
 /// How the copy stands.
 #[derive(Clone, Default, Debug)]
@@ -39,6 +54,8 @@ pub(super) struct Standing {
     pub(super) lost: Vec<(String, String)>,
     /// Why nothing is copied any more.
     pub(super) failed: Option<String>,
+    /// The images of files, if some are kept.
+    pub(super) images: Option<imaging::Standing>,
 }
 
 /// What the thread is to do.
@@ -50,6 +67,8 @@ const END: u8 = 2;
 struct Shared {
     ask: AtomicU8,
     standing: Mutex<Standing>,
+    /// Files of which images are to be kept, and which the thread does not know yet.
+    fresh: Mutex<Vec<(Key, File)>>,
     /// It can be read when the tail is to move on, or something has failed.
     wake: OwnedFd,
 }
@@ -78,7 +97,7 @@ impl Copying {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let wake = eventfd(0, flags).map_err(|why| DaemonError::System("an eventfd".into(), why.into()))?;
         let standing = Mutex::default();
-        let shared = Arc::new(Shared { ask: AtomicU8::new(GO_ON), standing, wake });
+        let shared = Arc::new(Shared { ask: AtomicU8::new(GO_ON), standing, fresh: Mutex::default(), wake });
         let (opened, result) = mpsc::channel();
         let (told, copies) = (Arc::clone(&shared), copies.clone());
         let run = move || run(copies, &log, segment, &told, &opened);
@@ -102,6 +121,11 @@ impl Copying {
 
     pub(super) fn standing(&self) -> Standing {
         self.shared.standing().clone()
+    }
+
+    /// Files were taken into the table.
+    pub(super) fn fresh(&self, files: Vec<(Key, File)>) {
+        self.shared.fresh.lock().unwrap_or_else(PoisonError::into_inner).extend(files);
     }
 
     /// Says to the servers that all is in its files, and ends.
@@ -149,7 +173,7 @@ fn run(
         let ask = shared.ask.load(Ordering::SeqCst);
         let done = match ask {
             GO_ON => copy.turn(shared),
-            CLOSE => copy.close(),
+            CLOSE => copy.close(shared),
             _ => return,
         };
         copy.tell(shared);
@@ -185,30 +209,98 @@ struct Copy {
     bytes: u64,
     /// The highest tail that was sent.
     tail: u64,
+    /// The number behind the last record that is known.
+    behind: u64,
+    imaging: Option<Imaging>,
+    /// The images have changed since they were told of.
+    imaged: bool,
+}
+
+/// What became of a step of the images.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stepped {
+    /// There is none.
+    Idle,
+    /// Somebody is at the file.
+    Busy,
+    /// The servers have it already.
+    Nothing,
+    /// A record was sent.
+    Sent,
+}
+
+/// What so many bytes of a record take on a server, with its head and what is left at the end of a segment.
+const fn taken(bytes: usize) -> u64 {
+    bytes as u64 + bytes as u64 / 8 + 64
+}
+
+/// Bytes of all entries of a log.
+fn entries(layout: &Layout) -> u64 {
+    layout.geometry.entries * (u64::from(layout.geometry.slot) + 64)
 }
 
 impl Copy {
     fn open(copies: Copies, log: Arc<OwnLog>, segment: Segment) -> Result<Self, String> {
-        let (servers, found) = Servers::open(&copies)?;
+        let mut imaging = copies.images.then(|| Imaging::new(0));
+        let mut all = VecDeque::new();
+        let mut told = |number: u64, record: &[u8]| {
+            let Some(imaging) = &mut imaging else {
+                return if is_image(record) { Err(HAS_IMAGES.into()) } else { Ok(()) };
+            };
+            all.push_back(Kept { number, upto: 0, bytes: taken(record.len()) });
+            imaging.imager.recorded(number, record).map_err(|why| why.to_string())
+        };
+        let (servers, found) = Servers::open(&copies, &mut told)?;
         // What an earlier daemon of this very log has left is in it, and was recovered from there.
         if !found.is_closed() && (found.is_taken() || found.layout() != Some(log.layout())) {
             return Err(format!(
                 "the log on these servers was not closed, and may have what files lack: `rem cache recover --from {copies}`"
             ));
         }
-        let copier = Copier::new(&log);
-        let (kept, bytes) = (VecDeque::new(), 0);
-        let mut copy = Self { copies, log, segment, copier, servers, kept, bytes, tail: 0 };
+        if let Some(imaging) = &mut imaging {
+            let (has, log_layout) = (servers.capacity(), log.layout());
+            let log = entries(log_layout);
+            if has < log * 4 {
+                return Err(format!(
+                    "the logs of these servers have room for {has} bytes each, and with images of files they need {} at least: four times the log here, and twice the files; serve larger ones, or choose a smaller log with --size",
+                    log * 4
+                ));
+            }
+            imaging.imager.set_room((has - log * 3) / 2);
+            let is_here = found.layout() == Some(log_layout);
+            imaging
+                .find(is_here)
+                .map_err(|why| format!("{why} {copies} --into DIRECTORY` makes them again"))?;
+            segment.ask_to_look();
+        }
+        let bytes = all.iter().map(|kept| kept.bytes).sum();
+        let copier = if copies.images { Copier::with_images(&log) } else { Copier::new(&log) };
+        let mut copy = Self {
+            copies,
+            log,
+            segment,
+            copier,
+            servers,
+            kept: all,
+            bytes,
+            tail: 0,
+            behind: 0,
+            imaging,
+            imaged: true,
+        };
         copy.shrink()?;
         copy.segment.copied_tail(copy.tail);
         Ok(copy)
     }
 
-    fn tell(&self, shared: &Shared) {
+    fn tell(&mut self, shared: &Shared) {
         let (quorum, lost) = self.servers.standing();
         let mut standing = shared.standing();
         standing.quorum = quorum;
         standing.lost = lost;
+        if std::mem::take(&mut self.imaged) {
+            standing.images = self.imaging.as_ref().map(Imaging::standing);
+        }
     }
 
     /// Copies what is asked for. Whether there was anything.
@@ -222,7 +314,8 @@ impl Copy {
                 Err(Failed::Lost(why)) if sys::monotonic() >= until => return Err(why),
                 Err(Failed::Lost(_)) => {}
             }
-            done = match Servers::open(&self.copies) {
+            let opened = self.open_again();
+            done = match opened {
                 // This machine was given up, and what was on its way is with whoever recovers it.
                 Ok((_, found))
                     if found.is_closed() || found.is_taken() || found.layout() != Some(self.log.layout()) =>
@@ -235,9 +328,30 @@ impl Copy {
         }
     }
 
+    /// Opens the servers' log again. What they have of the last records, which nobody has acknowledged, counts.
+    fn open_again(&mut self) -> Result<(Servers, Rebuilt), Failed> {
+        let Self { copies, imaging, kept, bytes, behind, .. } = self;
+        let mut told = |number: u64, record: &[u8]| match imaging {
+            Some(imaging) if number >= *behind => {
+                *behind = number + 1;
+                let has = Kept { number, upto: 0, bytes: taken(record.len()) };
+                *bytes += has.bytes;
+                kept.push_back(has);
+                imaging.imager.recorded(number, record).map_err(|why| why.to_string())
+            }
+            _ => Ok(()),
+        };
+        Servers::open(copies, &mut told)
+    }
+
     /// Sends all that the log has to servers that were opened again.
     fn begin_anew(&mut self, servers: Servers) -> Result<(), Failed> {
         self.servers = servers;
+        if self.imaging.is_some() {
+            // What was acknowledged has the numbers that it had, and is needed for what it was.
+            self.copier = Copier::with_images(&self.log);
+            return self.send_all();
+        }
         self.copier = Copier::new(&self.log);
         // What is there already is needed until all was sent again.
         let upto = self.log.head();
@@ -261,34 +375,130 @@ impl Copy {
             self.shrink()?;
         }
         self.segment.copied_tail(self.tail);
+        Ok(self.image(shared)? || any)
+    }
+
+    /// Does the next thing for images of files. Whether there was anything.
+    fn image(&mut self, shared: &Shared) -> Result<bool, Failed> {
+        if self.imaging.is_some() {
+            self.make_room(shared)?;
+        }
+        let Some(imaging) = &mut self.imaging else { return Ok(false) };
+        let fresh = std::mem::take(&mut *shared.fresh.lock().unwrap_or_else(PoisonError::into_inner));
+        for (key, file) in fresh {
+            imaging.fresh(&key, file);
+        }
+        imaging.look(self.segment);
+        let is_full = self.bytes > 2 * imaging.imager.room();
+        // What is in no file yet is drained first.
+        let is_held = self.kept.front().is_some_and(|kept| kept.upto > self.log.tail());
+        if is_full && is_held {
+            shared.wake();
+        }
+        let room = if is_full && !is_held { Room::Low } else { Room::Enough };
+        let seen = self.segment.asked().load(Ordering::SeqCst);
+        let mut any = true;
+        for _ in 0..NOTHING {
+            match self.image_step(room)? {
+                Stepped::Sent => break,
+                // It costs a reading.
+                Stepped::Nothing => {}
+                Stepped::Idle => {
+                    any = false;
+                    break;
+                }
+                Stepped::Busy => {
+                    sys::wait(self.segment.asked(), seen as u32, BUSY_MS);
+                    break;
+                }
+            }
+        }
+        self.imaged |= any;
+        if is_full && self.is_shrinking() {
+            self.shrink()?;
+        }
+        if let Some(imaging) = &mut self.imaging {
+            imaging.serve(self.segment);
+        }
         Ok(any)
+    }
+
+    /// Does one step of the images.
+    fn image_step(&mut self, room: Room) -> Result<Stepped, Failed> {
+        let max = self.servers.record();
+        let Some(imaging) = &mut self.imaging else { return Ok(Stepped::Idle) };
+        let (at, step, read) = match imaging.next(&self.log, self.segment, max, room) {
+            Next::Idle => return Ok(Stepped::Idle),
+            Next::Busy => return Ok(Stepped::Busy),
+            Next::Step(at, step, read) => (at, step, read),
+        };
+        // What the servers have of the file is told by what comes before it.
+        if self.copier.sent() < at {
+            self.send(at, None)?;
+        }
+        let record = self.imaging.as_mut().and_then(|imaging| imaging.record(&self.log, &step, read));
+        match record {
+            Some(record) => self.send(at, Some(record)).map(|()| Stepped::Sent),
+            None => Ok(Stepped::Nothing),
+        }
+    }
+
+    /// Whether the oldest record is needed by nobody.
+    fn is_shrinking(&self) -> bool {
+        let floor = self.imaging.as_ref().and_then(|imaging| imaging.imager.keeper().floor());
+        let is_free = |kept: &Kept| kept.upto <= self.log.tail() && kept.number < floor.unwrap_or(u64::MAX);
+        self.kept.front().is_some_and(is_free)
     }
 
     /// Sends what is committed.
     fn send_all(&mut self) -> Result<(), Failed> {
+        self.send(u64::MAX, None)
+    }
+
+    /// Sends what is committed below an index, and an image behind it.
+    fn send(&mut self, limit: u64, mut image: Option<Vec<u8>>) -> Result<(), Failed> {
+        let is_image = image.is_some();
+        if is_image && self.copier.sent() > limit {
+            // What came behind it is sent already: it is made anew.
+            return Ok(());
+        }
         loop {
             let mut batches = Vec::new();
             while batches.len() < TOGETHER {
-                let next = self.copier.next(&self.log, self.servers.record());
+                let next = self.copier.next_below(&self.log, self.servers.record(), limit);
                 match next.map_err(|why| Failed::ForGood(why.to_string()))? {
                     Some(batch) => batches.push(batch),
                     None => break,
                 }
             }
             let more = batches.len() == TOGETHER;
+            if !more && let Some(record) = image.take() {
+                batches.push(Batch { record, upto: 0, tail: 0 });
+            }
             if !batches.is_empty() {
                 let about: Vec<(u64, u64, u64)> =
-                    batches.iter().map(|batch| (batch.upto, batch.record.len() as u64, batch.tail)).collect();
-                let records = batches.into_iter().map(|batch| batch.record).collect();
+                    batches.iter().map(|batch| (batch.upto, taken(batch.record.len()), batch.tail)).collect();
+                let records: Vec<Vec<u8>> = batches.into_iter().map(|batch| batch.record).collect();
+                let copied = if self.imaging.is_some() { records.clone() } else { Vec::new() };
                 let first = self.servers.send(records)?;
+                self.behind = first + about.len() as u64;
                 for (number, (upto, bytes, tail)) in (first..).zip(about) {
                     self.kept.push_back(Kept { number, upto, bytes });
                     self.bytes += bytes;
                     self.tail = self.tail.max(tail);
                 }
+                if let Some(imaging) = &mut self.imaging {
+                    for (number, record) in (first..).zip(&copied) {
+                        let taken = imaging.imager.recorded(number, record);
+                        taken.map_err(|why| Failed::ForGood(why.to_string()))?;
+                    }
+                }
             }
             self.segment.copied(self.copier.sent());
             if !more {
+                if is_image && let Some(imaging) = &mut self.imaging {
+                    imaging.imager.done();
+                }
                 return Ok(());
             }
         }
@@ -297,17 +507,29 @@ impl Copy {
     /// Says what the servers need to know still, and gives up what they do not.
     fn shrink(&mut self) -> Result<(), Failed> {
         let (tail, records) = self.copier.base(&self.log, self.servers.record());
+        let sizes: Vec<u64> = records.iter().map(|record| taken(record.len())).collect();
         let base = self.servers.send(records)?;
+        self.behind = base + sizes.len() as u64;
         self.tail = self.tail.max(tail);
-        while self.kept.front().is_some_and(|kept| kept.upto <= tail) {
+        let floor = self.imaging.as_ref().and_then(|imaging| imaging.imager.keeper().floor());
+        let floor = floor.unwrap_or(u64::MAX);
+        while self.kept.front().is_some_and(|kept| kept.upto <= tail && kept.number < floor) {
             self.bytes -= self.kept.pop_front().map_or(0, |kept| kept.bytes);
         }
         let below = self.kept.front().map_or(base, |kept| kept.number);
+        if self.imaging.is_some() {
+            // They lie between what is kept.
+            self.bytes += sizes.iter().sum::<u64>();
+            self.kept.extend((base..).zip(sizes).map(|(number, bytes)| Kept { number, upto: 0, bytes }));
+        }
         Ok(self.servers.trim(below)?)
     }
 
     /// Sees to it that a half of the servers' logs is free.
     fn make_room(&mut self, shared: &Shared) -> Result<(), Failed> {
+        if self.imaging.is_some() {
+            return self.make_room_of_images(shared);
+        }
         let (quarter, half) = (self.servers.capacity() / 4, self.servers.capacity() / 2);
         if self.bytes < quarter {
             return Ok(());
@@ -327,10 +549,51 @@ impl Copy {
         Ok(())
     }
 
-    /// Says that all is in its files.
-    fn close(&self) -> Result<bool, String> {
+    /// Sees to it that there is room for twice the log, whatever comes. Entries are sent meanwhile, as no file has them otherwise.
+    fn make_room_of_images(&mut self, shared: &Shared) -> Result<(), Failed> {
+        let most = self.servers.capacity().saturating_sub(2 * entries(self.log.layout()));
+        let mut until = sys::monotonic() + ROOM_MS * 1_000_000;
+        let mut oldest = None;
+        while self.bytes >= most {
+            let front = self.kept.front().map(|kept| kept.number);
+            if front != oldest {
+                (oldest, until) = (front, sys::monotonic() + ROOM_MS * 1_000_000);
+            }
+            if sys::monotonic() >= until {
+                let why = "the servers' logs are full, and nothing of what they have can be given up";
+                return Err(Failed::ForGood(why.into()));
+            }
+            let space = self.segment.space().load(Ordering::SeqCst);
+            self.send_all()?;
+            if self.is_shrinking() {
+                self.shrink()?;
+                continue;
+            }
+            let is_held = self.kept.front().is_some_and(|kept| kept.upto > self.log.tail());
+            let stepped = if is_held { Stepped::Idle } else { self.image_step(Room::None)? };
+            if matches!(stepped, Stepped::Idle | Stepped::Busy) {
+                shared.wake();
+                sys::wait(self.segment.space(), space as u32, 100);
+            }
+        }
+        Ok(())
+    }
+
+    /// Says that all is in its files; their images stay.
+    fn close(&mut self, shared: &Shared) -> Result<bool, String> {
+        if self.imaging.is_some() {
+            self.segment.ask_to_look();
+            let until = sys::monotonic() + LOOKED_FOR_MS * 1_000_000;
+            while self.image(shared).map_err(String::from)?
+                && self.imaging.as_ref().is_some_and(|imaging| imaging.imager.is_waited_for())
+                && sys::monotonic() < until
+            {}
+            self.shrink().map_err(String::from)?;
+            self.segment.end_images();
+        }
+        let below = self.kept.front().filter(|_| self.imaging.is_some()).map(|kept| kept.number);
         self.servers
-            .close(Copier::closed(self.log.layout(), self.log.tail()))
+            .close(Copier::closed(self.log.layout(), self.log.tail()), below)
             .map_err(|why| why.to_string())?;
         Ok(false)
     }

@@ -64,6 +64,8 @@ pub(super) struct Files {
     inotify: OwnedFd,
     /// Files that somebody may still log changes of, after that was ended.
     ending: Vec<usize>,
+    /// Files that were taken into the table, for who keeps images of them, if somebody does.
+    fresh: Option<Vec<(segment::Key, File)>>,
 }
 
 /// How a file stands, for a report.
@@ -92,6 +94,7 @@ impl Files {
             watches: BTreeMap::new(),
             inotify,
             ending: Vec::new(),
+            fresh: segment.keeps_images().then(Vec::new),
         })
     }
 
@@ -145,10 +148,19 @@ impl Files {
                 None
             }
         };
+        // Its syncs are the kernel's, and what they made durable is kept all the same.
+        if let (None, 0, Some(fresh)) =
+            (&own, first.why & !(why::MAPPED | why::ASYNCHRONOUS), &mut self.fresh)
+        {
+            fresh.extend(open.open(&this).map(|file| (stat.key, file)));
+        }
         let id = match &own {
             Some(own) => {
                 leave_traces(own, &path);
                 let (handle_type, handle) = sys::handle(own.as_raw_fd());
+                if let Some(fresh) = &mut self.fresh {
+                    fresh.push((stat.key, own.try_clone().map_err(|_| libc::EMFILE)?));
+                }
                 let segment::Key { device, inode, born } = stat.key;
                 let path = path.as_os_str().as_bytes().to_vec();
                 let identity = Identity { device, inode, born, handle_type, handle, path };
@@ -166,12 +178,17 @@ impl Files {
             id.into_iter().for_each(|id| self.table.release(id, head));
             return Err(libc::ENOSPC);
         };
-        let flags = inotify::WatchFlags::ATTRIB;
+        let flags = inotify::WatchFlags::ATTRIB | inotify::WatchFlags::MOVE_SELF;
         let watch = own.as_ref().and_then(|_| inotify::add_watch(&self.inotify, this.as_str(), flags).ok());
         self.watches.extend(watch.map(|watch| (watch, slot)));
         self.by_id.extend(id.map(|id| (id, slot)));
         self.held.insert(slot, Held { path, rule, id, own, watch, unlinked: None });
         Ok(slot)
+    }
+
+    /// The files that have come since this was asked last.
+    pub(super) fn fresh(&mut self) -> Vec<(segment::Key, File)> {
+        self.fresh.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     fn number(&mut self, identity: &Identity, tail: u64, head: u64) -> Result<FileId, Errno> {

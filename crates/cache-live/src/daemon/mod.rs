@@ -11,6 +11,7 @@
 mod copying;
 mod dirty;
 mod files;
+mod imaging;
 mod place;
 mod rules;
 mod work;
@@ -272,6 +273,8 @@ struct Daemon {
     failed: Option<String>,
     /// What has become of the log, if it is not where it was.
     lost: Option<&'static str>,
+    /// How often a file could not be taken in of which an image is to be kept.
+    unheld: u64,
 }
 
 impl Daemon {
@@ -344,6 +347,9 @@ impl Daemon {
         let cleaning = cleaner::Options { batch, low: usual.low.max(batch), ..usual };
         let cleaner = Cleaner::new(cleaning, log.tail());
         let table = FileTable::empty(region.clone(), *log.layout());
+        if options.copies.as_ref().is_some_and(|copies| copies.images) {
+            segment.keep_images();
+        }
         let files = Files::new(segment, table, options.paths.clone(), path.clone());
         let files = files.map_err(system("inotify"))?;
         let log = Arc::new(log);
@@ -361,7 +367,7 @@ impl Daemon {
                 return closed.and(Err(why));
             }
         };
-        let worker = Worker::start(log.clone()).map_err(system("a thread"))?;
+        let worker = Worker::start(log.clone(), segment).map_err(system("a thread"))?;
         let listener = listen(&socket_of(&path))?;
         let socket = socket_of(&path);
         let socket = identity_of(&socket).map_err(system(said(&socket)))?;
@@ -387,6 +393,7 @@ impl Daemon {
             waits: false,
             failed: None,
             lost: None,
+            unheld: 0,
         };
         Ok((daemon, listener, recovered))
     }
@@ -440,6 +447,9 @@ impl Daemon {
         }
         if ready[3] {
             self.files.look_for_unlinked().map_err(system("inotify"))?;
+            if self.segment.keeps_images() {
+                self.segment.ask_to_look();
+            }
         }
         if let Some(copying) = &self.copying {
             let (drains, failed) = copying.take();
@@ -496,9 +506,14 @@ impl Daemon {
             Kind::Register if about_us && self.ending.is_none() => {
                 let (tail, head) = (self.cleaner.tail(), self.log.head());
                 let slot = fds.first().ok_or(libc::EBADF);
-                match slot.and_then(|fd| self.files.register(fd, question.about, tail, head)) {
+                let slot = slot.and_then(|fd| self.files.register(fd, question.about, tail, head));
+                if let Some(copying) = &self.copying {
+                    copying.fresh(self.files.fresh());
+                }
+                match slot {
                     Ok(slot) => ok([slot as u64, 0, 0, 0, 0, 0]),
                     Err(errno) => {
+                        self.unheld += u64::from(errno != libc::EINVAL && self.segment.keeps_images());
                         if errno == libc::ENOSPC {
                             self.cleaner.drain_to(head);
                         }
@@ -773,7 +788,19 @@ impl Daemon {
             let lost: Vec<String> =
                 standing.lost.iter().map(|(server, why)| quoted(&format!("{server}: {why}"))).collect();
             let (acks, members) = standing.quorum;
-            format!("{{\"acks\":{acks},\"members\":{members},\"lost\":[{}]}}", lost.join(","))
+            let images = standing.images.map_or("null".into(), |images| {
+                let lacking: Vec<String> = images.lacking.iter().map(lacking).collect();
+                let imaging::Standing { whole, size, room, .. } = images;
+                format!(
+                    "{{\"whole\":{whole},\"bytes\":{size},\"room\":{room},\"unheld\":{},\"lacking\":[{}]}}",
+                    self.unheld,
+                    lacking.join(",")
+                )
+            });
+            format!(
+                "{{\"acks\":{acks},\"members\":{members},\"lost\":[{}],\"images\":{images}}}",
+                lost.join(",")
+            )
         });
         let mut files = String::new();
         let mut all: Vec<_> = self.files.standing().collect();
@@ -819,6 +846,17 @@ impl Daemon {
 /// Sends an answer; who does not wait for it has gone.
 fn answered(connection: &OwnedFd, bytes: &[u8], fds: &[i32]) {
     let _ = sys::send(connection.as_raw_fd(), bytes, fds);
+}
+
+/// A file that could not be made again as it is, in JSON.
+fn lacking(file: &imaging::Lacking) -> String {
+    format!(
+        "{{\"path\":{},\"state\":\"{}\",\"has\":{},\"of\":{}}}",
+        quoted(&file.path),
+        imaging::name_of(file.state),
+        file.has,
+        file.len
+    )
 }
 
 /// A text in JSON.

@@ -14,7 +14,7 @@ use remanence_cache::log::Log;
 use remanence_pmem::Region;
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::segment::SegmentWords;
+use crate::segment::{Segment, SegmentWords};
 
 /// The log as the daemon has it.
 pub(super) type OwnLog = Log<Region, SegmentWords>;
@@ -65,7 +65,7 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    pub(super) fn start(log: Arc<OwnLog>) -> io::Result<Self> {
+    pub(super) fn start(log: Arc<OwnLog>, segment: Segment) -> io::Result<Self> {
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let (jobs, todo) = mpsc::channel::<Asked>();
         let (results, done) = mpsc::channel();
@@ -73,7 +73,7 @@ impl Worker {
         let thread = std::thread::Builder::new().name("cache-sync".into()).spawn(move || {
             for asked in todo {
                 let done = match asked {
-                    Asked::One(token, job) => Done::One(token, carry_out(&log, job)),
+                    Asked::One(token, job) => Done::One(token, carry_out(&log, segment, job)),
                     Asked::All(files) => Done::All(sync_all(files)),
                 };
                 if results.send(done).is_err() {
@@ -128,10 +128,20 @@ impl Drop for Worker {
     }
 }
 
-fn carry_out(log: &OwnLog, job: Job) -> Result<(), Failed> {
+/// How long the servers may take to have a batch, of which they keep images: longer than they are looked for.
+const COPY_MS: u64 = 60_000;
+
+fn carry_out(log: &OwnLog, segment: Segment, job: Job) -> Result<(), Failed> {
     let said = |why: io::Error| (why.raw_os_error(), why.to_string());
     match job {
-        Job::Secure(entries) => log.secure(&entries).map_err(said),
+        Job::Secure(entries) => {
+            log.secure(&entries).map_err(said)?;
+            // What is in no image yet is there as entries alone.
+            if segment.keeps_images() && !segment.wait_copied(entries.end, COPY_MS) {
+                return Err((None, "the log's copies do not get it".into()));
+            }
+            Ok(())
+        }
         Job::Sync(fd) => File::from(fd).sync_all().map_err(said),
         Job::Advance(tail) => log.advance(tail).map_err(|why| (None, why.to_string())),
     }

@@ -26,7 +26,7 @@ use remanence_cache::op::Op;
 use remanence_cache::table::FileId;
 use remanence_intercept::{Syscall, Verdict};
 
-use super::{Face, Me, face, names, own, plain};
+use super::{COPY_MS, Face, Me, face, names, own, plain};
 use crate::segment::{File, Taken, why};
 use crate::sys::{self, Stat};
 
@@ -85,6 +85,9 @@ pub const NUMBERS: [u16; 52] = [
     libc::SYS_futimesat as u16,
     libc::SYS_utimensat as u16,
 ];
+
+/// What no sync of the kernel's returns.
+const ABSORBED: i64 = 1;
 
 const CLONE: u64 = 0x4004_9409;
 const CLONE_RANGE: u64 = 0x4020_940d;
@@ -290,7 +293,7 @@ impl Face {
         }
     }
 
-    /// `fsync` and `fdatasync`.
+    /// `fsync` and `fdatasync`. Where servers keep images of files, what the kernel has synced counts when they have it, be it names or bytes.
     pub(super) fn sync(&self, fd: i32) -> Verdict {
         self.own(own::CHANGED).store(0, Ordering::Relaxed);
         self.sync_for(fd, true)
@@ -298,7 +301,21 @@ impl Face {
 
     /// The same. `asked`: the program has asked for it, who is told how many of its syncs were the kernel's.
     pub(super) fn sync_for(&self, fd: i32, asked: bool) -> Verdict {
-        let is_ours = |stat: &Stat| stat.is_regular() || stat.is_directory();
+        let synced = match self.sync_or_absorb(fd, asked) {
+            Verdict::Return(ABSORBED) => return Verdict::Return(0),
+            other if !self.segment.keeps_images() || !sys::is_on_disk(fd) => return other,
+            Verdict::Return(synced) => synced,
+            Verdict::Pass => sys::fsync(fd),
+        };
+        let is_there = synced != 0 || self.segment.wait_looked(COPY_MS);
+        Verdict::Return(if is_there { synced } else { -i64::from(libc::EIO) })
+    }
+
+    /// Absorbs a sync, which gives [`ABSORBED`], or has the kernel carry it out.
+    fn sync_or_absorb(&self, fd: i32, asked: bool) -> Verdict {
+        // Images have no entries of names: beside them names are the kernel's.
+        let is_ours =
+            |stat: &Stat| stat.is_regular() || stat.is_directory() && !self.segment.keeps_images();
         let Some(stat) = Stat::of(fd).ok().filter(is_ours) else { return Verdict::Pass };
         // A descriptor that only stands for a path cannot be synced, as the kernel says.
         if sys::flags(fd).is_ok_and(|flags| flags & libc::O_PATH != 0) {
@@ -308,6 +325,7 @@ impl Face {
         let Some(me) = self.me() else {
             let synced = known.map_or_else(|| sys::fsync(fd), |file| self.sync_held(&file, fd));
             known.map(|file| self.drain_known(file.last()));
+            known.into_iter().for_each(File::count_kernel);
             return Verdict::Return(synced);
         };
         let file = match known {
@@ -330,6 +348,7 @@ impl Face {
             Taken::Busy => {
                 let synced = self.sync_held(&file, fd);
                 self.drain_known(file.last());
+                file.count_kernel();
                 return Verdict::Return(synced);
             }
         }
@@ -346,7 +365,7 @@ impl Face {
                         file.witness(now.modified.0);
                     }
                     file.count_absorbed();
-                    return Verdict::Return(0);
+                    return Verdict::Return(ABSORBED);
                 }
                 // The log has failed, or is in disorder. The kernel has all of the file; but what copies were to have, no disk has for them.
                 file.mark();

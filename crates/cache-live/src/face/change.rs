@@ -12,7 +12,7 @@ use remanence_cache::op::Op;
 use remanence_cache::table::FileId;
 use remanence_intercept::{Syscall, Verdict};
 
-use super::{Face, Me, filled, plain, uninit};
+use super::{COPY_MS, Face, Me, filled, plain, uninit};
 use crate::segment::{Count, File, Taken};
 use crate::sys::{self, Stat};
 
@@ -222,6 +222,12 @@ impl Face {
         }
         if absorbed && owes == Owes::Log && !self.persist(me, last) && self.segment.is_copied() {
             return Some(Verdict::Return(-i64::from(libc::EIO)));
+        }
+        if !absorbed && owes == Owes::Log && self.segment.keeps_images() {
+            file.count_kernel();
+            if !self.segment.wait_looked(COPY_MS) {
+                return Some(Verdict::Return(-i64::from(libc::EIO)));
+            }
         }
         Some(Verdict::Return(value))
     }

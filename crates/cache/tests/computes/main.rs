@@ -8,6 +8,7 @@ mod damage;
 mod files;
 mod foreign;
 mod hostile;
+mod images;
 mod log;
 mod pages;
 mod pages_crash;

@@ -55,7 +55,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
     let program = find(&args.command[0])?;
     let all = caught(&program)?;
     let log = args.start.of.path()?;
-    args.start.reach.copies(args.start.of.name())?;
+    args.start.copies()?;
     let before = match cache::standing(&log) {
         Some(standing) => {
             args.start.is_fit(&log, &standing)?;
@@ -188,13 +188,16 @@ fn started(start: &Start, log: &Path) -> Result<Value, Fail> {
     let mut command = Command::new("/bin/sh");
     command.args(["-c", "\"$@\" &", "sh"]).arg(own);
     // Servers by their names, and a file by its whole path: the daemon works in another directory one day.
-    let name = if start.reach.copies(start.of.name())?.is_some() { start.of.name() } else { log };
+    let name = if start.copies()?.is_some() { start.of.name() } else { log };
     command.args(["cache", "start", "--log"]).arg(name);
     if let Some(size) = start.size {
         command.args(["--size", &size.0.to_string()]);
     }
     if let Some(acks) = start.reach.acks {
         command.args(["--acks", &acks.to_string()]);
+    }
+    if start.images {
+        command.arg("--images");
     }
     match &start.reach.tokens {
         Tokens { token: Some(token), .. } => drop(command.env("REM_TOKEN", token)),

@@ -62,12 +62,19 @@ struct Daemon {
 
 impl Daemon {
     fn start(place: &Place, servers: &Servers) -> Self {
-        let mut command = place.rem(&["cache", "start", "--size", "8M", "--log", &servers.all()]);
+        Self::start_with(place, servers, &[])
+    }
+
+    fn start_with(place: &Place, servers: &Servers, more: &[&str]) -> Self {
+        let all = servers.all();
+        let mut command = place.rem(&[&["cache", "start", "--size", "8M", "--log", &all], more].concat());
         let mut child = command.stdout(Stdio::piped()).spawn().expect("rem starts");
+        let mut out = BufReader::new(child.stdout.take().expect("piped"));
         let mut line = String::new();
-        let out = child.stdout.take().expect("piped");
-        BufReader::new(out).read_line(&mut line).expect("text");
-        assert_eq!(line, "ready\n");
+        while line != "ready\n" {
+            line.clear();
+            assert!(out.read_line(&mut line).expect("text") > 0, "it has ended");
+        }
         let status = place.said(&["cache", "status", "--json", "--log", &servers.all()]).json();
         let log = status["log"].as_str().expect("a path").into();
         Self { child, log }
@@ -245,4 +252,188 @@ fn servers_that_are_back_get_all_again() {
     }
     place.said(&["cache", "stop", "--log", &all]).good();
     assert_eq!(fs::read_to_string(place.0.join("f")).expect("text"), expected(24));
+}
+
+/// What servers have of files, as the daemon says.
+fn images(place: &Place, servers: &Servers) -> serde_json::Value {
+    let mut status = place.said(&["cache", "status", "--json", "--log", &servers.all()]).json();
+    status["copies"]["images"].take()
+}
+
+/// Files of a machine that is lost, made again somewhere else.
+fn recovered(place: &Place, servers: &Servers) -> PathBuf {
+    let into = place.0.join("elsewhere");
+    let into_text = into.to_str().expect("text");
+    place.said(&["cache", "recover", "--from", &servers.all(), "--into", into_text]).good();
+    let lost = place.0.canonicalize().expect("it is there");
+    into.join(lost.strip_prefix("/").expect("it is whole"))
+}
+
+/// A machine that is lost with its disk: nothing of its files is left, nor of the log.
+fn lose(place: &Place, daemon: &mut Daemon) {
+    daemon.kill();
+    daemon.forget();
+    for entry in fs::read_dir(&place.0).expect("a directory") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) }.expect("it is ours");
+    }
+}
+
+/// A database, and a log that is written anew and gets the name of the old one now and then, as that of Redis: each says what was acknowledged.
+const DATABASE: &str = "sqlite3 -batch db 'PRAGMA journal_mode=wal; CREATE TABLE t(n INTEGER PRIMARY KEY, x)' > /dev/null; \
+    (echo 'PRAGMA synchronous=FULL;'; n=1; while [ $n -lt 100000 ]; do \
+    echo \"INSERT INTO t VALUES($n, hex(randomblob(300))); SELECT $n;\"; n=$((n + 1)); done) | stdbuf -oL sqlite3 -batch db";
+const APPENDED: &str = "n=1; while :; do echo line $n >> a; sync a || exit 9; echo $n; if [ $((n % 20)) = 0 ]; then \
+    cp a a.new && sync a.new && mv a.new a && sync . || exit 9; fi; n=$((n + 1)); done";
+
+#[test]
+fn files_are_made_again_elsewhere_from_the_servers_alone() {
+    let Some(place) = Place::new("images") else { return };
+    for program in ["sqlite3", "stdbuf"] {
+        if std::process::Command::new(program).arg("--version").output().is_err() {
+            return println!("SKIPPED: there is no {program}");
+        }
+    }
+    let mut servers = Servers::new("64M");
+    let all = servers.all();
+    let mut daemon = Daemon::start_with(&place, &servers, &["--images"]);
+    let mut programs: Vec<(Child, BufReader<std::process::ChildStdout>)> = [DATABASE, APPENDED]
+        .iter()
+        .map(|script| {
+            let mut program = place.rem(&["run", "--images", "--log", &all, "--", "sh", "-c", script]);
+            std::os::unix::process::CommandExt::process_group(&mut program, 0);
+            let mut program = program.stdout(Stdio::piped()).spawn().expect("rem starts");
+            let out = BufReader::new(program.stdout.take().expect("piped"));
+            (program, out)
+        })
+        .collect();
+    let hear = |programs: &mut Vec<(Child, BufReader<std::process::ChildStdout>)>, upto: u64| {
+        let mut heard = Vec::new();
+        for (_, out) in programs {
+            let mut line = String::new();
+            let mut last = 0;
+            while last < upto {
+                line.clear();
+                assert!(out.read_line(&mut line).expect("text") > 0, "it has ended behind {last}");
+                last = line.trim().parse().expect("a number");
+            }
+            heard.push(last);
+        }
+        heard
+    };
+    hear(&mut programs, 30);
+    place.said(&["cache", "drain", "--log", &all]).good();
+    hear(&mut programs, 60);
+    servers.kill(1);
+    let heard = hear(&mut programs, 90);
+    let images = images(&place, &servers);
+    assert!(images["whole"].as_u64() >= Some(2) && images["bytes"].as_u64() > Some(0), "{images}");
+    for (program, _) in &programs {
+        let group = rustix::process::Pid::from_raw(program.id().cast_signed()).expect("a number");
+        rustix::process::kill_process_group(group, rustix::process::Signal::KILL).expect("it runs");
+    }
+    programs.iter_mut().for_each(|(program, _)| drop(program.wait().expect("it ends")));
+    lose(&place, &mut daemon);
+    place.said(&["cache", "start", "--size", "8M", "--log", &all]).bad("images of files");
+    let made = recovered(&place, &servers);
+    let lines = fs::read_to_string(made.join("a")).expect("it is there");
+    let upto = lines.lines().count() as u64;
+    assert!(upto >= heard[1], "{upto} of {} lines", heard[1]);
+    assert!(lines.lines().zip(1..).all(|(line, n)| line == format!("line {n}")), "{lines}");
+    let sql = "PRAGMA integrity_check; SELECT count(*) = max(n) FROM t; SELECT count(*) FROM t";
+    let said = std::process::Command::new("sqlite3").arg(made.join("db")).arg(sql).output().expect("it runs");
+    let said = String::from_utf8(said.stdout).expect("text");
+    let said: Vec<&str> = said.lines().collect();
+    assert_eq!(said[..2], ["ok", "1"], "{said:?}");
+    assert!(said[2].parse::<u64>().expect("a number") >= heard[0], "{said:?} of {}", heard[0]);
+}
+
+#[test]
+fn images_leave_the_servers_room_and_what_finds_none_is_told() {
+    let Some(place) = Place::new("images-room") else { return };
+    let servers = Servers::new("64M");
+    let all = servers.all();
+    let mut daemon = Daemon::start_with(&place, &servers, &["--images"]);
+    let run = |script: &str| drop(place.said(&["run", "--log", &all, "--", "sh", "-c", script]).good());
+    run(&lines(0, 20));
+    let dd = "dd if=/dev/urandom of=big bs=1M count=30 conv=fsync 2>/dev/null || exit 9";
+    run(dd);
+    let of = images(&place, &servers);
+    let lacking = of["lacking"].as_array().expect("a list");
+    assert_eq!(lacking.len(), 1, "{of}");
+    assert!(lacking[0]["path"].as_str().is_some_and(|path| path.ends_with("/big")), "{of}");
+    assert_eq!(lacking[0]["state"].as_str(), Some("given-up"), "{of}");
+    let said = place.said(&["cache", "status", "--log", &all]).good();
+    let said = String::from_utf8(said).expect("text");
+    assert!(said.contains("would be lost"), "{said}");
+    // It all goes round in the servers' logs, more than once.
+    let script = "dd if=/dev/urandom of=g bs=64k count=8 conv=fsync 2>/dev/null || exit 9; \
+        n=0; while [ $n -lt 200 ]; do \
+        dd if=/dev/urandom of=g bs=64k count=8 conv=fsync,notrunc 2>/dev/null || exit 9; n=$((n + 1)); done";
+    run(script);
+    run(&lines(20, 40));
+    let g = fs::read(place.0.join("g")).expect("it is there");
+    lose(&place, &mut daemon);
+    let into = place.0.join("elsewhere");
+    let recover = ["cache", "recover", "--from", &all, "--into", into.to_str().expect("text")];
+    place.said(&[&recover[..], &["--dry-run"]].concat()).good();
+    assert!(!into.exists(), "nothing was changed");
+    let said = place.said(&recover);
+    assert_eq!(said.status, Some(1), "{}", said.stderr);
+    assert!(said.stderr.contains("1 file could not be made again"), "{}", said.stderr);
+    // It says so again, until it is given up.
+    place.said(&[&recover[..], &["--skip-damage"]].concat()).good();
+    let made =
+        into.join(place.0.canonicalize().expect("it is there").strip_prefix("/").expect("it is whole"));
+    assert_eq!(fs::read(made.join("g")).expect("it is there"), g);
+    assert_eq!(fs::read_to_string(made.join("f")).expect("it is there"), expected(40));
+    assert!(!made.join("big").exists());
+}
+
+#[test]
+fn images_stay_when_the_daemon_is_started_again() {
+    let Some(place) = Place::new("images-again") else { return };
+    let servers = Servers::new("64M");
+    let all = servers.all();
+    let mut daemon = Daemon::start_with(&place, &servers, &["--images"]);
+    let run = |script: &str| place.said(&["run", "--log", &all, "--", "sh", "-c", script]);
+    run("echo old > gone; sync gone").good();
+    run(&lines(0, 20)).good();
+    daemon.kill();
+    // What is done without it is seen by the next one.
+    fs::remove_file(place.0.join("gone")).expect("it is there");
+    let mut daemon = Daemon::start_with(&place, &servers, &["--images"]);
+    run(&lines(20, 40)).good();
+    place.said(&["cache", "stop", "--log", &all]).good();
+    daemon.child.wait().expect("it ends");
+    place.said(&["cache", "start", "--size", "8M", "--log", &all]).bad("say --images");
+    fs::write(place.0.join("h"), "by nobody of ours").expect("room");
+    let mut daemon = Daemon::start_with(&place, &servers, &["--images"]);
+    run("sync h; mv h i; sync .").good();
+    // A file whose name another one gets is gone with it.
+    run("echo new > f.new; sync f.new; cat f >> f.new; sync f.new; mv f.new f; sync .").good();
+    lose(&place, &mut daemon);
+    let made = recovered(&place, &servers);
+    assert_eq!(fs::read_to_string(made.join("f")).expect("it is there"), format!("new\n{}", expected(40)));
+    assert_eq!(fs::read_to_string(made.join("i")).expect("it is there"), "by nobody of ours");
+    let names = fs::read_dir(&made).expect("a directory").count();
+    assert_eq!(names, 2, "nothing else is there");
+}
+
+#[test]
+fn a_machine_whose_files_were_made_again_elsewhere_promises_nothing_any_more() {
+    let Some(place) = Place::new("images-fenced") else { return };
+    let servers = Servers::new("64M");
+    let all = servers.all();
+    let _daemon = Daemon::start_with(&place, &servers, &["--images"]);
+    place.said(&["run", "--log", &all, "--", "sh", "-c", &lines(0, 8)]).good();
+    let made = recovered(&place, &servers);
+    assert_eq!(fs::read_to_string(made.join("f")).expect("it is there"), expected(8));
+    for script in [&lines(8, 9)[..], "echo new > g; sync g || exit 9", "mv f h; sync . || exit 9"] {
+        let said = place.said(&["run", "--log", &all, "--", "sh", "-c", script]);
+        assert_eq!(said.status, Some(9), "{}", said.stderr);
+    }
+    place
+        .said(&["run", "--images", "--log", "shm", "--", "true"])
+        .bad("--images is for a log that has copies");
 }

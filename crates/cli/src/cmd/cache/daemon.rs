@@ -129,7 +129,8 @@ impl Reach {
         }
         let servers = named.iter().map(Server::resolve).collect::<Result<Vec<_>, _>>()?;
         let connect = ConnectOptions::default().patience(PATIENCE).tokens(self.tokens.load_any()?);
-        Ok(Copies { servers, connect, acks: self.acks, name: name.display().to_string() })
+        let name = name.display().to_string();
+        Ok(Copies { servers, connect, acks: self.acks, images: false, name })
     }
 }
 
@@ -146,6 +147,10 @@ pub(in crate::cmd) struct Start {
     /// Size of a log that is made, 128M if it is left out; one that is there has to have this size
     #[arg(long, value_name = "SIZE")]
     pub(in crate::cmd) size: Option<Size>,
+    /// Have the servers of the log keep images of the files as well, so that these survive the loss of this machine with its disk: their logs need room for
+    /// four times the log here and twice the files
+    #[arg(long)]
+    pub(in crate::cmd) images: bool,
     /// Cache only this path and what is below; `*` and `?` stand for bytes of a name, `**` for names, and `*.db` without a slash is in any directory
     #[arg(long, value_name = "PATTERN")]
     pub(in crate::cmd) include: Vec<PathBuf>,
@@ -160,6 +165,15 @@ impl Start {
         self.size.map(|size| (size.0 / ENTRY).max(64))
     }
 
+    /// The servers of the log, if it has some.
+    pub(in crate::cmd) fn copies(&self) -> Result<Option<Copies>, Fail> {
+        let copies = self.reach.copies(&self.of.log)?;
+        if self.images && copies.is_none() {
+            return Err(Fail::new("--images is for a log that has copies on servers: name these with --log"));
+        }
+        Ok(copies.map(|copies| Copies { images: self.images, ..copies }))
+    }
+
     /// What is cached.
     fn paths(&self) -> Result<Paths, Fail> {
         let rules =
@@ -172,6 +186,12 @@ impl Start {
         let has = number_of(standing, "entries");
         if let Some(wants) = self.entries().filter(|wants| *wants != has) {
             return Err(Fail::new(of_another_size(log, has, wants)));
+        }
+        if self.images && standing["copies"]["images"].is_null() {
+            let log = self.of.log.display();
+            return Err(Fail::new(format!(
+                "the daemon of {log} keeps no images of files: `rem cache stop --log {log}` ends it"
+            )));
         }
         let Paths { include, exclude } = self.paths()?;
         let same = |name: &str, rules: &[Rule]| {
@@ -219,7 +239,7 @@ pub(in crate::cmd) struct Status {
 const ENTRY: u64 = 4096 + 64;
 
 pub(in crate::cmd) fn start(args: &Start) -> Result<(), Fail> {
-    let copies = args.reach.copies(&args.of.log)?;
+    let copies = args.copies()?;
     let options =
         Options { log: args.of.path()?, entries: args.entries(), batch: None, paths: args.paths()?, copies };
     let stop = Stop::listen()?;
@@ -290,9 +310,48 @@ pub(in crate::cmd) fn status(args: &Status) -> Result<(), Fail> {
         for lost in copies.get("lost").and_then(Value::as_array).into_iter().flatten() {
             ui::line(Mood::Bad, "lost", lost.as_str().unwrap_or_default());
         }
+        match &status["copies"]["images"] {
+            Value::Null => {
+                ui::line(Mood::Note, "images", "none: files are lost with their disk (--images keeps them)");
+            }
+            images => tell_images(images),
+        }
     }
     tell(&status, &Value::Null);
     Ok(())
+}
+
+/// What would survive the loss of the machine with its disk.
+fn tell_images(images: &Value) {
+    let number = |name: &str| number_of(images, name);
+    let text = format!(
+        "{} would survive this machine, in {} of {} that the servers have room for",
+        ui::count(number("whole") as usize, "file"),
+        ui::bytes(number("bytes")),
+        ui::bytes(number("room")),
+    );
+    ui::line(Mood::Note, "images", text);
+    if number("unheld") > 0 {
+        let text =
+            "files could not be taken in, as too many are open: syncs of those do not survive the machine";
+        ui::line(Mood::Bad, "not held", format!("{} times {text}", number("unheld")));
+    }
+    for file in images["lacking"].as_array().into_iter().flatten() {
+        let (has, of) = (ui::bytes(number_of(file, "has")), ui::bytes(number_of(file, "of")));
+        let (mood, why) = match text_of(file, "state") {
+            "building" => (Mood::Note, format!("{has} of {of} are on the servers, and it would be lost")),
+            "stale" => {
+                (Mood::Note, "it would be there, and not all of what was changed without being logged".into())
+            }
+            _ => (
+                Mood::Bad,
+                format!(
+                    "its {of} are not on the servers, which have no room, or it cannot be read: it would be lost"
+                ),
+            ),
+        };
+        ui::line(mood, text_of(file, "path"), why);
+    }
 }
 
 fn text_of<'a>(status: &'a Value, name: &str) -> &'a str {

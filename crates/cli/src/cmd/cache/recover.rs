@@ -6,8 +6,10 @@ use std::path::{Path, PathBuf};
 
 use remanence_cache::copy::Rebuilt;
 use remanence_cache::format::{self, Held, Layout, Lost};
+use remanence_cache::images::{Builder, State as ImageState, is_image};
 use remanence_cache::recovery::{self, Outcome, Policy, Scan};
-use remanence_cache_live::copies::{Taken, look};
+use remanence_cache_live::build::{Made, Nowhere, Staging, said};
+use remanence_cache_live::copies::{Copies, Taken, look_with};
 use remanence_cache_live::daemon::retire;
 use remanence_cache_live::recover::real::{RealFiles, lost};
 use remanence_cache_live::recover::{
@@ -29,6 +31,8 @@ Examples:
   rem cache recover --set-aside lost app.log
                                            put what is due to files that are not found into files of that directory
   rem cache recover --from a,b,c           recover from the copy that these servers have; the program's daemon, wherever it is, is shut out
+  rem cache recover --from a,b,c --into /restored
+                                           make the files again of which these servers have images, on a machine that has none of them
 
 A log that was closed has nothing to recover, and a log that a daemon has open is refused. What cannot be carried out stays in the log, and
 the command fails and says why. Files that somebody else has changed since are not undone: what the log has for them is put beside
@@ -40,12 +44,15 @@ pub(super) struct Args {
     /// Take the log from its copy on these servers, whoever had it open until now
     #[arg(long, value_name = "SERVERS")]
     from: Option<PathBuf>,
+    /// Make the files again of which these servers have images, by their whole paths below this directory; `/` is where they were
+    #[arg(long, value_name = "DIRECTORY", requires = "from", conflicts_with_all = ["log", "set_aside"])]
+    into: Option<PathBuf>,
     #[command(flatten)]
     reach: Reach,
     /// Say what would be done, and change nothing
     #[arg(long)]
     dry_run: bool,
-    /// Give damaged entries up, and carry out what is behind them
+    /// Give damaged entries up, and carry out what is behind them; with --into, files of which there is no whole image
     #[arg(long)]
     skip_damage: bool,
     /// Put what is due to files that are not found into files of this directory, and not keep it in the log
@@ -58,7 +65,10 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<(), Fail> {
     match (&args.from, &args.log) {
-        (Some(from), log) => from_copies(args, from, log.as_deref()),
+        (Some(from), log) => match &args.into {
+            Some(into) => build(args, from, into),
+            None => from_copies(args, from, log.as_deref()),
+        },
         (None, Some(log)) => recovered(args, log, lost(log), false)?.map_or(Ok(()), Err),
         (None, None) => Err(Fail::new("name the log, or the servers that have its copy with --from")),
     }
@@ -69,10 +79,15 @@ fn from_copies(args: &Args, from: &Path, log: Option<&Path>) -> Result<(), Fail>
     let copies = args.reach.copies_on(from)?;
     let log = log.map_or_else(|| copies_path(&copies), |log| Ok(log.to_owned()))?;
     let (bad, of_copies) = (bad(&log), bad(from));
+    let mut images = false;
+    let mut count = |_: u64, record: &[u8]| {
+        images |= is_image(record);
+        Ok(())
+    };
     if args.dry_run {
-        let found = look(&copies).map_err(|e| of_copies(&e))?;
+        let found = look_with(&copies, &mut count).map_err(|e| of_copies(&e))?;
         if found.is_closed() {
-            return tell_closed(args, from);
+            return tell_closed(args, from, images);
         }
         let made = suffixed(&log, ".look");
         write(&found, &made)?;
@@ -80,10 +95,10 @@ fn from_copies(args: &Args, from: &Path, log: Option<&Path>) -> Result<(), Fail>
         let _ = std::fs::remove_file(&made);
         return looked?.map_or(Ok(()), Err);
     }
-    let taken = Taken::take(&copies).map_err(|e| of_copies(&e))?;
+    let taken = Taken::take_with(&copies, &mut count).map_err(|e| of_copies(&e))?;
     let found = taken.rebuilt();
     let Some(layout) = found.layout().filter(|_| !found.is_closed()) else {
-        return tell_closed(args, from);
+        return tell_closed(args, from, images);
     };
     let (lost, made) = match format::file_options().view(&log) {
         // This machine still has it, with all that the copy has.
@@ -100,17 +115,102 @@ fn from_copies(args: &Args, from: &Path, log: Option<&Path>) -> Result<(), Fail>
         }
     };
     let undecided = recovered(args, &log, lost, made)?;
-    taken.close().map_err(|why| {
+    taken.close(images).map_err(|why| {
         of_copies(&format!("all is in its files, but these servers could not be told ({why}); recover again"))
     })?;
     undecided.map_or(Ok(()), Err)
 }
 
-fn tell_closed(args: &Args, from: &Path) -> Result<(), Fail> {
+/// Makes files again of their images.
+fn build(args: &Args, from: &Path, into: &Path) -> Result<(), Fail> {
+    let of_copies = bad(from);
+    let copies = Copies { images: true, ..args.reach.copies_on(from)? };
+    let mut builder = Builder::default();
+    if args.dry_run {
+        let mut told = |_: u64, record: &[u8]| builder.add(record, &mut Nowhere).map_err(|e| e.to_string());
+        look_with(&copies, &mut told).map_err(|e| of_copies(&e))?;
+        let built = builder.finish(&mut Nowhere).map_err(|e| of_copies(&e))?;
+        return tell_built(args, &built.iter().map(said).collect::<Vec<_>>()).map(drop);
+    }
+    let mut staging = Staging::new(into).map_err(|e| of_copies(&e))?;
+    let mut told = |_: u64, record: &[u8]| builder.add(record, &mut staging).map_err(|e| e.to_string());
+    let taken = Taken::take_with(&copies, &mut told).map_err(|e| of_copies(&e))?;
+    let built = builder.finish(&mut staging).map_err(|e| of_copies(&e))?;
+    let made = staging.place(&built).map_err(|e| of_copies(&e))?;
+    let lacking = tell_built(args, &made)?;
+    if lacking > 0 && !args.skip_damage {
+        return Err(of_copies(&format!(
+            "{} could not be made again; the servers keep what they have, and --skip-damage gives that up",
+            ui::count(lacking, "file")
+        )));
+    }
+    taken.close(false).map_err(|why| {
+        of_copies(&format!(
+            "all files are made again, but these servers could not be told ({why}); recover again"
+        ))
+    })
+}
+
+/// Says what became of files, and how many are not whole.
+fn tell_built(args: &Args, made: &[Made]) -> Result<usize, Fail> {
+    let lacking =
+        made.iter().filter(|file| matches!(file.state, ImageState::Building | ImageState::GivenUp)).count();
+    if args.json {
+        let files: Vec<Value> = made
+            .iter()
+            .map(|file| {
+                json!({
+                    "path": file.path,
+                    "bytes": file.len,
+                    "state": match file.state {
+                        ImageState::Whole => "whole",
+                        ImageState::Stale => "stale",
+                        ImageState::Building => "incomplete",
+                        ImageState::GivenUp => "given-up",
+                    },
+                    "at": file.at.as_ref().map(|at| at.display().to_string()),
+                    "kept": file.kept,
+                })
+            })
+            .collect();
+        ui::print_json(&json!({ "dry_run": args.dry_run, "lacking": lacking, "files": files }))?;
+        return Ok(lacking);
+    }
+    for file in made {
+        let bytes = ui::bytes(file.len);
+        let at = file.at.as_ref().map_or(String::new(), |at| format!(" in {}", at.display()));
+        let (mood, what) = match file.state {
+            ImageState::Whole if file.kept => (Mood::Good, format!("its {bytes} are there already{at}")),
+            ImageState::Whole => (Mood::Good, format!("{bytes}{at}")),
+            ImageState::Stale => (
+                Mood::Note,
+                format!(
+                    "{bytes}{at}; of what was changed without being logged, the last is missing, or there in part"
+                ),
+            ),
+            ImageState::Building => (Mood::Bad, format!("only a part of its {bytes} was on the servers{at}")),
+            ImageState::GivenUp => {
+                (Mood::Bad, format!("its {bytes} were not on the servers, which had no room"))
+            }
+        };
+        ui::line(mood, &file.path, what);
+    }
+    match (args.dry_run, lacking) {
+        (true, _) => ui::remark("nothing was changed"),
+        (false, 0) => ui::line(Mood::Good, "recovered", ui::count(made.len(), "file")),
+        (false, _) => {}
+    }
+    Ok(lacking)
+}
+
+fn tell_closed(args: &Args, from: &Path, images: bool) -> Result<(), Fail> {
     if args.json {
         return ui::print_json(&json!({ "from": from.display().to_string(), "outcome": "clean" }));
     }
     ui::line(Mood::Good, "clean", "the log on these servers was closed, and its files lack nothing");
+    if images {
+        ui::remark("these servers have images of files: --into makes them again where they are lost");
+    }
     Ok(())
 }
 

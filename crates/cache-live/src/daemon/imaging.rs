@@ -1,0 +1,304 @@
+//! Images of files beside the log's copy: reads the files, and says what is to be sent of them.
+//!
+//! The files are those that the daemon has taken into its table. Each is held open here, also when the table forgets it, until it has no name any more: so no
+//! inode is used again for another. A piece is read while nobody is in the middle of a change that is logged, which is told before and behind the reading from the file's lock and its last
+//! entry; only of a file that never stands still the lock is taken, for one record's pieces. What comes from the disk is read once before.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::ffi::OsStringExt as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::PathBuf;
+
+use remanence_cache::imager::{Imager, Room, Step};
+use remanence_cache::images::{FileKey, Meta, PIECE, State, pieces_of};
+use remanence_codec::printable;
+
+use super::work::OwnLog;
+use crate::segment::{self, DAEMON, Segment};
+use crate::sys::{self, Stat};
+
+/// The longest path that a record is made with room for.
+const PATH_MAX: usize = 4096;
+/// Pieces of a record.
+const PIECES: usize = 16;
+/// How often a file is looked at that somebody is at, before its lock is taken.
+const TURNS: usize = 8;
+/// How long its lock is waited for then.
+const LOCK_MS: u64 = 20;
+/// Files that a status lists.
+const LISTED: usize = 50;
+
+/// How a file stands that could not be made again as it is.
+#[derive(Clone, Debug)]
+pub(super) struct Lacking {
+    pub(super) path: String,
+    pub(super) state: State,
+    /// Bytes that are there, of how many.
+    pub(super) has: u64,
+    pub(super) len: u64,
+}
+
+/// How the images stand.
+#[derive(Clone, Default, Debug)]
+pub(super) struct Standing {
+    pub(super) whole: usize,
+    pub(super) size: u64,
+    pub(super) room: u64,
+    pub(super) lacking: Vec<Lacking>,
+}
+
+/// What is read of a file: what it is, and pieces of it.
+pub(super) type Read = (Meta, Vec<(u32, Vec<u8>)>);
+
+/// What is done next.
+#[derive(Debug)]
+pub(super) enum Next {
+    /// Nothing: there is nothing to be done.
+    Idle,
+    /// Nothing yet: somebody is at the file.
+    Busy,
+    /// This, with what was read, when the servers have all that is committed below the index, and nothing else.
+    Step(u64, Step, Option<Read>),
+}
+
+/// A file that is held.
+#[derive(Debug)]
+struct Own {
+    file: File,
+    /// How often the kernel had synced it when it was looked at last.
+    counted: Option<u64>,
+}
+
+pub(super) struct Imaging {
+    pub(super) imager: Imager,
+    files: BTreeMap<FileKey, Own>,
+    /// What was asked for, and is being done.
+    looking: Option<u64>,
+    looked: u64,
+}
+
+const fn key_of(key: &segment::Key) -> FileKey {
+    let segment::Key { device, inode, born } = *key;
+    FileKey { device, inode, born }
+}
+
+const fn place_of(key: &FileKey) -> segment::Key {
+    let FileKey { device, inode, born } = *key;
+    segment::Key { device, inode, born }
+}
+
+/// What a file is called now.
+fn path_of(file: &File) -> Option<Vec<u8>> {
+    let path = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()?;
+    let path = path.into_os_string().into_vec();
+    // The name that it was opened by is gone, and it has another one: nobody says which.
+    (path.len() <= PATH_MAX && !path.ends_with(b" (deleted)")).then_some(path)
+}
+
+impl Imaging {
+    pub(super) fn new(room: u64) -> Self {
+        Self { imager: Imager::new(room), files: BTreeMap::new(), looking: None, looked: 0 }
+    }
+
+    /// Finds the files again of which an earlier daemon has kept images. The beginning of a sentence, if none of them is here: this may be another machine, unless it
+    /// has the log still.
+    pub(super) fn find(&mut self, has_log: bool) -> Result<(), String> {
+        let images: Vec<Meta> = self.imager.keeper().images().map(|image| image.meta().clone()).collect();
+        for meta in &images {
+            let path = PathBuf::from(std::ffi::OsString::from_vec(meta.path.clone()));
+            let mut open = File::options();
+            let file = open.read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW).open(&path);
+            let same = |file: &File| {
+                Stat::of(file.as_raw_fd())
+                    .is_ok_and(|stat| stat.is_regular() && key_of(&stat.key) == meta.key)
+            };
+            if let Some(file) = file.ok().filter(same) {
+                self.known(meta.key, file);
+            }
+        }
+        if !has_log && !images.is_empty() && self.files.is_empty() {
+            return Err(format!(
+                "these servers have images of {} files, and none of them is here: `rem cache recover --from",
+                images.len()
+            ));
+        }
+        for meta in images.iter().filter(|meta| !self.files.contains_key(&meta.key)) {
+            self.imager.gone(meta.key);
+        }
+        Ok(())
+    }
+
+    /// A file was taken into the table.
+    pub(super) fn fresh(&mut self, key: &segment::Key, file: File) {
+        self.known(key_of(key), file);
+    }
+
+    fn known(&mut self, key: FileKey, file: File) {
+        let len = file.metadata().map_or(0, |found| found.len());
+        self.files.insert(key, Own { file, counted: None });
+        self.imager.stale(key, len);
+    }
+
+    /// Looks at all files, if somebody has asked for that and nobody is being served yet: which have no name any more, another one, or were synced by the
+    /// kernel.
+    pub(super) fn look(&mut self, segment: Segment) {
+        let asked = segment.asked_to_look();
+        if self.looking.is_some() || asked == self.looked {
+            return;
+        }
+        self.looking = Some(asked);
+        let mut gone = Vec::new();
+        for (key, own) in &mut self.files {
+            let Ok(found) = own.file.metadata() else { continue };
+            if found.nlink() == 0 {
+                gone.push(*key);
+                continue;
+            }
+            let said = self.imager.keeper().get(key).map(|image| image.meta());
+            let path = path_of(&own.file);
+            let is_renamed = said.is_some_and(|said| {
+                path.is_some_and(|path| path != said.path)
+                    || (said.mode, said.owner) != (found.mode(), [found.uid(), found.gid()])
+            });
+            if is_renamed {
+                self.imager.renamed(key);
+            }
+            let counted = segment.find(&place_of(key)).map(|file| file.counts()[1]);
+            if counted.is_some() && counted != own.counted {
+                own.counted = counted;
+                self.imager.stale(*key, found.len());
+            }
+        }
+        for key in gone {
+            self.files.remove(&key);
+            self.imager.gone(key);
+        }
+    }
+
+    /// Says that what was asked for is done, if it is.
+    pub(super) fn serve(&mut self, segment: Segment) {
+        if !self.imager.is_waited_for()
+            && let Some(asked) = self.looking.take()
+        {
+            self.looked = asked;
+            segment.looked(asked);
+        }
+    }
+
+    /// What is done next, for a record of no more than `max` bytes.
+    pub(super) fn next(&mut self, log: &OwnLog, segment: Segment, max: usize, room: Room) -> Next {
+        let most = pieces_of(max, PATH_MAX).min(PIECES);
+        loop {
+            let Some(step) = self.imager.next(most, room) else { return Next::Idle };
+            let read = match &step {
+                Step::Gone(_) => None,
+                Step::Read(key, pieces, _) => match self.read(log, segment, key, pieces) {
+                    Ok(Some(read)) => Some(read),
+                    Ok(None) => return Next::Busy,
+                    Err(_) if self.files.contains_key(key) && !pieces.is_empty() => {
+                        // The next step says so.
+                        self.imager.give_up(key);
+                        continue;
+                    }
+                    Err(_) => None,
+                },
+            };
+            let at = read.as_ref().map_or_else(|| log.head(), |(meta, _)| meta.at);
+            return Next::Step(at, step, read);
+        }
+    }
+
+    /// The record of a step, if there has to be one.
+    pub(super) fn record(&mut self, log: &OwnLog, step: &Step, read: Option<Read>) -> Option<Vec<u8>> {
+        self.imager.record(log.layout(), log.tail(), step, read)
+    }
+
+    /// Reads what a file is, and pieces of it. `None`: somebody is at it.
+    fn read(
+        &self,
+        log: &OwnLog,
+        segment: Segment,
+        key: &FileKey,
+        pieces: &[u32],
+    ) -> std::io::Result<Option<Read>> {
+        let own = self.files.get(key).ok_or(std::io::ErrorKind::NotFound)?;
+        let slot = segment.find(&place_of(key));
+        // Who is at it, and what was logged of it last.
+        let stands = || slot.map(|slot| (slot.holder(), slot.last(), slot.is_live()));
+        // It is in memory then, and what follows is quick.
+        self.read_now(own, key, pieces)?;
+        for _ in 0..TURNS {
+            let before = stands();
+            if before.is_none_or(|(holder, ..)| holder == 0) {
+                let at = log.head();
+                let (meta, read) = self.read_now(own, key, pieces)?;
+                if stands() == before {
+                    return Ok(Some((Meta { at, ..meta }, read)));
+                }
+            }
+            sys::yield_now();
+        }
+        let Some(slot) = slot.filter(|slot| slot.lock(DAEMON, LOCK_MS)) else { return Ok(None) };
+        let at = log.head();
+        let read = self.read_now(own, key, pieces);
+        slot.unlock();
+        let (meta, read) = read?;
+        Ok(Some((Meta { at, ..meta }, read)))
+    }
+
+    fn read_now(&self, own: &Own, key: &FileKey, pieces: &[u32]) -> std::io::Result<Read> {
+        let found = own.file.metadata()?;
+        let said = self.imager.keeper().get(key).map(|image| image.meta().path.clone());
+        let path = path_of(&own.file).or(said).unwrap_or_default();
+        let mut read = Vec::with_capacity(pieces.len());
+        for number in pieces {
+            let from = u64::from(*number) * PIECE as u64;
+            let len = found.len().saturating_sub(from).min(PIECE as u64) as usize;
+            if len == 0 {
+                continue;
+            }
+            let mut bytes = vec![0; len];
+            let mut done = 0;
+            while done < len {
+                match own.file.read_at(&mut bytes[done..], from + done as u64) {
+                    // It was cut meanwhile, which is seen.
+                    Ok(0) => break,
+                    Ok(n) => done += n,
+                    Err(why) if why.kind() == std::io::ErrorKind::Interrupted => {}
+                    Err(why) => return Err(why),
+                }
+            }
+            read.push((*number, bytes));
+        }
+        let (len, mode, owner) = (found.len(), found.mode(), [found.uid(), found.gid()]);
+        Ok((Meta { key: *key, state: State::Building, at: 0, len, mode, owner, path }, read))
+    }
+
+    pub(super) fn standing(&self) -> Standing {
+        let keeper = self.imager.keeper();
+        let mut standing = Standing { size: keeper.size(), room: self.imager.room(), ..Standing::default() };
+        for image in keeper.images() {
+            let meta = image.meta();
+            if meta.state == State::Whole {
+                standing.whole += 1;
+            } else if standing.lacking.len() < LISTED {
+                let has = (image.count() as u64 * PIECE as u64).min(meta.len);
+                let path = printable(&meta.path);
+                standing.lacking.push(Lacking { path, state: meta.state, has, len: meta.len });
+            }
+        }
+        standing
+    }
+}
+
+/// What a state is called.
+pub(super) const fn name_of(state: State) -> &'static str {
+    match state {
+        State::Building => "building",
+        State::Whole => "whole",
+        State::Stale => "stale",
+        State::GivenUp => "given-up",
+    }
+}
