@@ -6,6 +6,7 @@
 //! | [`daemon`] | owns the log, and has what is in it synced into its files |
 //! | [`copies`] | the servers that have a log's copy |
 //! | [`command`] | what a command asks a daemon |
+//! | [`supervisor`] | the face for programs that no library can be loaded into, from another process |
 //! | [`recover`] | carries out on real files what a log has after a crash |
 //!
 //! Read first: `segment.rs`, what the two halves share, and when a sync may be absorbed.
@@ -15,6 +16,7 @@ pub mod copies;
 pub mod daemon;
 pub mod face;
 pub mod recover;
+pub mod supervisor;
 
 mod medium;
 mod segment;
