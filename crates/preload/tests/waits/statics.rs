@@ -323,7 +323,7 @@ struct Held {
 }
 
 impl Held {
-    /// Nobody's number.
+    /// The number of an owner that nobody is.
     const OWNER: u64 = 0xab_cdef;
     const MASK: u64 = 0xff_ffff;
 
