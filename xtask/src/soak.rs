@@ -75,6 +75,12 @@ const RUNS: &[Run] = &[
         test!("preload", "--test", "waits", "databases::"),
     ),
     run_of(
+        "cache-servers",
+        "servers of Go under the write cache, three members of one cluster among them, killed with and without its daemon",
+        NIGHT,
+        test!("preload", "--test", "waits", "servers::"),
+    ),
+    run_of(
         "cache-tools",
         "tools under the write cache, killed with and without its daemon",
         NIGHT,

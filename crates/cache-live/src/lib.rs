@@ -7,6 +7,7 @@
 //! | [`copies`] | the servers that have a log's copy |
 //! | [`build`] | files made again from the images that servers have |
 //! | [`command`] | what a command asks a daemon |
+//! | [`supervisor`] | the face for programs that no library can be loaded into, from another process |
 //! | [`recover`] | carries out on real files what a log has after a crash |
 //!
 //! Read first: `segment.rs`, what the two halves share, and when a sync may be absorbed.
@@ -17,6 +18,7 @@ pub mod copies;
 pub mod daemon;
 pub mod face;
 pub mod recover;
+pub mod supervisor;
 
 mod medium;
 mod segment;

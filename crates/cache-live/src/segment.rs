@@ -365,6 +365,26 @@ impl Segment {
         })
     }
 
+    /// Waits until each file that somebody has now was given back once, and changes of files without a slot have ended as [`is_quiet`](Self::is_quiet) says; for so
+    /// many milliseconds at most. Who has a file for one change after the other gives it back between them, and that is looked for without a pause.
+    pub(crate) fn wait_changes(self, milliseconds: u64) {
+        let until = sys::monotonic().saturating_add(milliseconds * 1_000_000);
+        for file in (0..FILES).map(|slot| self.file(slot)) {
+            let holder = file.holder();
+            for turn in 1_u32.. {
+                if holder == 0 || file.holder() != holder {
+                    break;
+                }
+                match turn % 256 {
+                    0 if sys::monotonic() >= until => return,
+                    0 => sys::yield_now(),
+                    _ => std::hint::spin_loop(),
+                }
+            }
+        }
+        self.is_quiet();
+    }
+
     /// A file's place.
     pub(crate) fn file(self, slot: usize) -> File {
         File(self, FILES_AT + slot % FILES * FILE_WORDS)
@@ -873,6 +893,22 @@ mod tests {
         assert!(!file.is_absorbed(), "what it wrote may be in no log");
         assert_eq!(file.take(&key(2), 10), Taken::Gone);
         assert_eq!(file.take(&key(1), 10), Taken::Held);
+    }
+
+    #[test]
+    fn who_waits_for_changes_goes_on_when_each_file_was_given_back() {
+        let segment = segment();
+        let file = segment.file(segment.insert(&key(1), &FIRST).expect("room"));
+        segment.wait_changes(60_000);
+        assert_eq!(file.take(&key(1), 9), Taken::Held);
+        let before = sys::monotonic();
+        segment.wait_changes(30);
+        assert!(sys::monotonic() - before >= 30_000_000, "somebody has it all the time");
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| segment.wait_changes(60_000));
+            file.unlock();
+            waits.join().expect("it goes on");
+        });
     }
 
     #[test]

@@ -7,6 +7,7 @@
 use std::ffi::{CStr, CString};
 use std::mem::{MaybeUninit, size_of, size_of_val, zeroed};
 use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
 
 use remanence_cache::entry::Mtime;
@@ -31,8 +32,20 @@ fn fd_of(fd: i32) -> u64 {
     i64::from(fd).cast_unsigned()
 }
 
+/// Whether whoever a call is carried out for still waits for it, by the number that it has in place of its site: where that is another process, which may have been killed.
+static WAITS: OnceLock<fn(u64) -> bool> = OnceLock::new();
+
+/// From now on calls are carried out for others, and this says of each whether somebody still waits for it.
+pub(crate) fn on_behalf(waits: fn(u64) -> bool) {
+    // Once is enough.
+    let _ = WAITS.set(waits);
+}
+
 /// Carries out what the program was about to, and gives what the kernel gave.
 pub(crate) fn forward(call: &Syscall) -> i64 {
+    if WAITS.get().is_some_and(|waits| !waits(call.site)) {
+        return -i64::from(libc::EINTR);
+    }
     // SAFETY: the program's own call, with its own arguments.
     unsafe { raw(call.number, call.arguments) }
 }
@@ -327,6 +340,16 @@ pub(crate) fn msync(at: u64, len: u64) -> Result<(), Errno> {
 /// Has pages of a mapping there, to be written.
 pub(crate) fn populate(at: u64, len: u64) -> Result<(), Errno> {
     call(libc::SYS_madvise, [at, len, libc::MADV_POPULATE_WRITE as u64]).map(|_| ())
+}
+
+/// A page of words that are shared with the children of this process.
+pub(crate) fn shared_page() -> Result<&'static [AtomicU64], Errno> {
+    const PAGE: u64 = 4096;
+    let rights = (libc::PROT_READ | libc::PROT_WRITE) as u64;
+    let kind = (libc::MAP_SHARED | libc::MAP_ANONYMOUS) as u64;
+    let at = call(libc::SYS_mmap, [0, PAGE, rights, kind, u64::MAX, 0])?;
+    // SAFETY: a new page, which is never unmapped; atomics may be written by others at any time.
+    Ok(unsafe { std::slice::from_raw_parts(at as *const AtomicU64, 512) })
 }
 
 /// A page that is zeros again in a forked child.

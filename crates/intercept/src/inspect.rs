@@ -47,6 +47,8 @@ pub struct Report {
     pub needs: Vec<String>,
     /// The version of Go that it was made with, or an empty text if it does not say which.
     pub go: Option<String>,
+    /// Whether the call is known, and can be patched, by which the Go runtime makes those of its program.
+    pub go_site: bool,
     /// Whether it runs with other rights than its caller's (set-user-ID, set-group-ID): nothing is preloaded into it.
     pub privileged: bool,
     /// Whether it submits its requests through memory that the kernel polls or fetches, as far as can be seen.
@@ -59,6 +61,27 @@ pub struct Report {
     pub unknown: Vec<u64>,
     /// Other instructions that enter the kernel: `int 0x80` and `sysenter`.
     pub others: Vec<u64>,
+}
+
+/// How all calls of a program that matter can be seen.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Way {
+    /// By a hook in its C library: [`Scope::Libc`](crate::Scope::Libc).
+    Libc,
+    /// By a hook in all that is loaded: [`Scope::All`](crate::Scope::All).
+    All,
+    /// By a supervisor, to whom the kernel hands them: [`outside`](crate::outside).
+    Outside,
+}
+
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Libc => "by a hook in its C library",
+            Self::All => "by a hook in all that is loaded",
+            Self::Outside => "by a supervisor, to whom the kernel hands them",
+        })
+    }
 }
 
 /// Something of a program that a hook in a preloaded library does not see.
@@ -106,6 +129,27 @@ impl fmt::Display for Obstacle {
 }
 
 impl Report {
+    /// How its calls can be seen.
+    ///
+    /// # Errors
+    /// They cannot, and this is why.
+    pub fn way(&self) -> Result<Way, Obstacle> {
+        let obstacles = self.obstacles();
+        let never =
+            obstacles.iter().find(|obstacle| matches!(obstacle, Obstacle::Privileged | Obstacle::Others(_)));
+        if let Some(never) = never {
+            return Err(*never);
+        }
+        let is_loaded = matches!(self.libc, Libc::Glibc | Libc::Musl);
+        Ok(if !is_loaded || self.go.is_some() && !self.go_site {
+            Way::Outside
+        } else if obstacles.is_empty() {
+            Way::Libc
+        } else {
+            Way::All
+        })
+    }
+
     /// What a hook that is preloaded would not see, the gravest first; empty if it sees all.
     #[must_use]
     pub fn obstacles(&self) -> Vec<Obstacle> {
@@ -228,6 +272,7 @@ pub fn inspect_bytes(bytes: &[u8]) -> Result<Report, ElfError> {
     let io_uring = scan.sites.iter().any(|site| ring(site.number))
         || needs.iter().any(|name| name.starts_with("liburing"));
     let planned = plan(&scan);
+    let go_site = planned.iter().any(|(_, plan)| plan.as_ref().is_ok_and(|plan| plan.go));
     let unpatched = planned.iter().filter_map(|(site, plan)| Some((*site, *plan.as_ref().err()?))).collect();
     Ok(Report {
         path: PathBuf::new(),
@@ -235,6 +280,7 @@ pub fn inspect_bytes(bytes: &[u8]) -> Result<Report, ElfError> {
         libc,
         needs,
         go: go(bytes),
+        go_site,
         privileged: false,
         io_uring,
         sites: scan.sites.len(),

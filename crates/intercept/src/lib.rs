@@ -20,6 +20,11 @@
 //! Programs of Go make their calls themselves, at one site: with [`Scope::All`] it is patched where the loader loads the program, as it
 //! does with those that use the C library for anything. What Go's scheduler does for itself is not seen.
 //!
+//! # From outside
+//!
+//! Into a static program no library can be loaded. Its calls are handed to another process by the kernel ([`outside`]), at some microseconds each; so are
+//! those of all that it executes. [`Report::way`] says which of the two a program takes.
+//!
 //! # The net
 //!
 //! [`watch`] has the kernel stop each call that is made anywhere but here, and tells of those that came by no trampoline, with their sites. It costs
@@ -27,7 +32,7 @@
 //!
 //! # What is not seen
 //!
-//! [`Patched`] lists what could not be patched and [`inspect()`] says of a program what will not be seen: static
+//! [`Patched`] lists what could not be patched and [`inspect()`] says of a program what a hook will not see: static
 //! programs, setuid programs, `io_uring`. Calls of the kernel's own object (vDSO) are the clock's only.
 //! Up to glibc 2.40 a thread that is cancelled while it waits in a call is unwound from the instruction that it waits at, which is the program's own; it is
 //! in a trampoline at the few sites that had to be moved, where an unwinder finds no way on and the thread ends without its C++ destructors.
@@ -40,10 +45,12 @@ pub mod image;
 mod inspect;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod live;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+pub mod outside;
 pub mod plan;
 pub mod scan;
 
-pub use inspect::{InspectError, Libc, Obstacle, Report, inspect, inspect_bytes, inspect_process};
+pub use inspect::{InspectError, Libc, Obstacle, Report, Way, inspect, inspect_bytes, inspect_process};
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub use live::{InstallError, Patched, extend, install, own_calls, raw, watch};
 

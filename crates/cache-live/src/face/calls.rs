@@ -193,6 +193,22 @@ pub fn handle(call: &Syscall) -> Verdict {
     }
 }
 
+/// A descriptor's file is about to be changed by somebody of whom nobody sees when he has done it: its next syncs are the kernel's, and nobody begins to absorb while
+/// this process lives.
+pub fn unseen(fd: i32) {
+    if let Some(face) = face() {
+        face.taint();
+        face.marked(fd);
+    }
+}
+
+/// Waits until whoever is in the middle of a change now has ended it; for so many milliseconds at most.
+pub fn wait_changes(milliseconds: u64) {
+    if let Some(face) = face() {
+        face.segment.wait_changes(milliseconds);
+    }
+}
+
 /// A call of which one argument, a length, is not too long.
 fn cut(call: &Syscall, at: usize) -> Syscall {
     let mut call = *call;

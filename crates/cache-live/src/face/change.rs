@@ -242,9 +242,12 @@ impl Face {
         stat: &Stat,
         fd: i32,
     ) -> (i64, Owes) {
-        // What was seen before the lock is as good if nothing came between.
-        let now = if stat.changed == file.changed() { Some(*stat) } else { Stat::of(fd).ok() };
         let opened = sys::flags(fd).ok();
+        let at_end = matches!(change, Change::Write { flags, .. } if flags & RWF_APPEND != 0)
+            || opened.is_some_and(|opened| opened & libc::O_APPEND != 0);
+        // What was seen before the lock is as good if nothing came between; but a write that was under way then sets the time first, and the length when it is done.
+        let is_same = stat.changed == file.changed() && !at_end;
+        let now = if is_same { Some(*stat) } else { Stat::of(fd).ok() };
         let (Some(now), Some(opened)) = (now, opened) else {
             file.make_due();
             return (sys::forward(call), if change.syncs() { Owes::Log } else { Owes::Nothing });

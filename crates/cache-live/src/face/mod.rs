@@ -36,7 +36,7 @@ use remanence_cache::log::Log;
 use remanence_cache::words::{Word, Words as _};
 use remanence_pmem::{PersistenceDomain, Region};
 
-pub use calls::{NUMBERS, handle, wants};
+pub use calls::{NUMBERS, handle, unseen, wait_changes, wants};
 
 use crate::medium::LogMedium;
 use crate::segment::{self, Client, File, Segment, SegmentWords};

@@ -7,6 +7,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 
 use remanence_bench::machine::Machine;
+use remanence_intercept::Way;
 use remanence_link::udp::{self, UdpLink};
 use remanence_link::{Link as _, shm};
 use remanence_pmem::domain::{self, probe_directory};
@@ -23,7 +24,7 @@ use crate::ui::{self, Mood};
 Examples:
   rem doctor
   rem doctor /mnt/pmem /srv/data --json
-  rem doctor /usr/bin/sqlite3              which system calls of a program a hook in it would not see, and why
+  rem doctor /usr/bin/sqlite3              how `rem run` sees the system calls of a program, and what is in the way
   rem doctor --explain                     which method of remote persistence fits these places, and why
   rem doctor --explain --responder DMP+no-DDIO+PM+read+fenced
                                            the same for another machine, of which that is known
@@ -141,7 +142,7 @@ fn show(args: &Args, sections: &[Section]) -> Result<(), Fail> {
     all_tried(&args.paths, sections)
 }
 
-/// What a hook in a program would not see.
+/// How a program's calls are seen, and what of them a hook would not see.
 fn program(path: &Path) -> Finding {
     let name = path.display().to_string();
     let report = match remanence_intercept::inspect(path) {
@@ -151,7 +152,17 @@ fn program(path: &Path) -> Finding {
         }
     };
     let obstacles: Vec<String> = report.obstacles().iter().map(ToString::to_string).collect();
+    let way = report.way();
+    let seen = match way {
+        Ok(way) => format!("`rem run` sees its calls {way}"),
+        Err(why) => format!("`rem run` refuses it, as {why}"),
+    };
     let json = json!({
+        "caught": way.map_or("no", |way| match way {
+            Way::Libc => "libc",
+            Way::All => "all",
+            Way::Outside => "supervisor",
+        }),
         "interpreter": report.interpreter,
         "libc": format!("{:?}", report.libc).to_lowercase(),
         "needs": report.needs,
@@ -163,9 +174,10 @@ fn program(path: &Path) -> Finding {
         "obstacles": obstacles,
     });
     let (mood, text) = if obstacles.is_empty() {
-        (Mood::Good, "all its system calls are those of its C library, where a hook sees them".to_owned())
+        (Mood::Good, format!("all its system calls are those of its C library; {seen}"))
     } else {
-        (Mood::Note, obstacles.join("; "))
+        let mood = if way.is_ok() { Mood::Note } else { Mood::Bad };
+        (mood, format!("{}; {seen}", obstacles.join("; ")))
     };
     let mut finding = Finding::new(mood, name, text, json);
     let sites = report.unpatched.iter().map(|(site, why)| format!("{site:#x}: {why}"));

@@ -1,11 +1,12 @@
 //! `rem run`: runs a program that knows nothing of us with its syncs absorbed by a log.
 //!
-//! The loader puts our library into it (`LD_PRELOAD`), and into what it executes. Without `--report` the program takes the place of this process, as
-//! under `rem verbs`.
+//! The loader puts our library into it (`LD_PRELOAD`), and into what it executes. Into a static program no library can be loaded: its calls, and those of all that it
+//! executes, are handed to a supervisor. Without `--report` the program takes the place of this process, as under `rem verbs`.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::io::{BufRead as _, BufReader};
+use std::io::{self, BufRead as _, BufReader};
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
@@ -14,8 +15,10 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use remanence_cache_live::daemon::socket_of;
-use remanence_intercept::{InspectError, Obstacle};
+use remanence_cache_live::supervisor::Supervisor;
+use remanence_intercept::{InspectError, Way};
 use rustix::fs::OFlags;
+use rustix::io::Errno;
 use rustix::process::geteuid;
 use serde_json::Value;
 use signal_hook::consts::{SIGINT, SIGQUIT, SIGTERM};
@@ -32,15 +35,21 @@ Examples:
   rem run --log app.log --report -- sqlite3 app.db
                                                  durable when a file that is written in one place has it; and what was done
   rem run --log a,b,c -- sqlite3 app.db          durable when two of three servers (`rem log serve`) have it
+  rem run --supervise -- sh serve.sh             a script whose programs are static, or some of them
 
 A sync waits for the log, and not for the files; the daemon, which is started if none has the log, has them synced behind it.
-What a log survives is what its medium does: `rem doctor DIRECTORY` says what that is. See docs/cache.md for what is absorbed.")]
+What a log survives is what its medium does: `rem doctor DIRECTORY` says what that is; `rem doctor PROGRAM` says how a program's calls are seen.
+See docs/cache.md for what is absorbed.")]
 pub(crate) struct Args {
     #[command(flatten)]
     start: Start,
     /// Say on stderr, when the program has ended, what was absorbed, and which files were not, and why
     #[arg(long)]
     report: bool,
+    /// Have a supervisor see the calls of the program and of all that it executes, static programs too, at fifteen microseconds and more a call; by itself that is
+    /// so for a program that is static
+    #[arg(long)]
+    supervise: bool,
     /// The program and its arguments
     #[arg(value_name = "COMMAND", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     command: Vec<OsString>,
@@ -51,9 +60,9 @@ const VARIABLE: &str = "REMANENCE_PRELOAD";
 const LIBRARY: &str = "libremanence_preload.so";
 
 pub(crate) fn run(args: &Args) -> Result<(), Fail> {
-    let library = library()?;
     let program = find(&args.command[0])?;
-    let all = caught(&program)?;
+    let (file, way) = caught(&program, args.supervise)?;
+    let library = if way == Way::Outside { None } else { Some(library()?) };
     let log = args.start.of.path()?;
     args.start.copies()?;
     let before = match cache::standing(&log) {
@@ -65,16 +74,16 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
     };
     let mut command = Command::new(&args.command[0]);
     command.args(&args.command[1..]);
-    let mut preload = library.into_os_string();
-    if let Some(more) = std::env::var_os("LD_PRELOAD").filter(|more| !more.is_empty()) {
-        preload.push(":");
-        preload.push(more);
-    }
-    command.env("LD_PRELOAD", preload).env("REMANENCE_CACHE", socket_of(&log));
-    if all {
-        command.env("REMANENCE_CACHE_SCOPE", "all");
-    }
-    let cannot = |why| Fail::new(format!("{} cannot be run ({why})", program.display())).with_status(126);
+    match library {
+        Some(library) => hook(&mut command, library, way).env("REMANENCE_CACHE", socket_of(&log)),
+        None => {
+            supervise(&mut command, &log).map_err(|why| refused(&file, &why))?.env_remove("REMANENCE_CACHE")
+        }
+    };
+    let cannot = |why: io::Error| match unsupervised(&why).filter(|_| way == Way::Outside) {
+        Some(said) => refused(&file, &said),
+        None => Fail::new(format!("{} cannot be run ({why})", program.display())).with_status(126),
+    };
     if !args.report {
         return Err(cannot(command.exec()));
     }
@@ -85,7 +94,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
     }
     let status = command.status().map_err(cannot)?;
     match cache::standing(&log) {
-        Some(after) => cache::report(&after, &before),
+        Some(after) => {
+            anstream::eprintln!("rem: calls of {}: seen {way}", file.display());
+            cache::report(&after, &before);
+        }
         None => anstream::eprintln!("rem: the daemon of {} does not answer any more", log.display()),
     }
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1);
@@ -134,8 +146,53 @@ fn find(name: &OsStr) -> Result<PathBuf, Fail> {
     })
 }
 
-/// Refuses a program whose calls would not be seen. Whether the calls of all its objects have to be hooked.
-fn caught(program: &Path) -> Result<bool, Fail> {
+/// What the program's loader is to load before all else, without our library.
+fn preloads() -> Vec<OsString> {
+    let preloads = std::env::var_os("LD_PRELOAD").unwrap_or_default();
+    let preloads = preloads.as_bytes().split(|byte| b": ".contains(byte)).filter(|name| !name.is_empty());
+    let ours = |name: &&[u8]| !Path::new(OsStr::from_bytes(name)).ends_with(LIBRARY);
+    preloads.filter(ours).map(|name| OsStr::from_bytes(name).to_owned()).collect()
+}
+
+/// Has the loader put our library into a program.
+fn hook(command: &mut Command, library: PathBuf, way: Way) -> &mut Command {
+    let mut preload = library.into_os_string();
+    for more in preloads() {
+        preload.push(":");
+        preload.push(more);
+    }
+    command.env("LD_PRELOAD", preload);
+    if way == Way::All {
+        command.env("REMANENCE_CACHE_SCOPE", "all");
+    }
+    command
+}
+
+/// Has a supervisor see a program's calls. What it executes must not have our library as well, if this process is under one itself.
+fn supervise<'c>(command: &'c mut Command, log: &Path) -> Result<&'c mut Command, String> {
+    Supervisor::start(&socket_of(log))?.watch(command);
+    Ok(match preloads() {
+        none if none.is_empty() => command.env_remove("LD_PRELOAD"),
+        others => command.env("LD_PRELOAD", others.join(OsStr::new(":"))),
+    })
+}
+
+/// Why the kernel does not hand a program's calls to a supervisor, if that is what it says.
+fn unsupervised(why: &io::Error) -> Option<&'static str> {
+    Some(match Errno::from_io_error(why)? {
+        Errno::INVAL => "a supervisor takes Linux 5.19",
+        Errno::BUSY => "another supervisor sees its calls already, as in some containers (seccomp)",
+        Errno::PERM => "this user may not look into it, which a supervisor has to",
+        _ => return None,
+    })
+}
+
+fn refused(file: &Path, why: &dyn std::fmt::Display) -> Fail {
+    Fail::new(format!("{} cannot be run with its syncs absorbed: {why}", file.display())).with_status(126)
+}
+
+/// The file whose code a program is, and how its calls are seen. Refuses one whose calls would not be.
+fn caught(program: &Path, supervise: bool) -> Result<(PathBuf, Way), Fail> {
     let mut file = program.to_owned();
     for _ in 0..4 {
         let report = match remanence_intercept::inspect(&file) {
@@ -149,18 +206,9 @@ fn caught(program: &Path) -> Result<bool, Fail> {
             }
             Err(why) => return Err(Fail::new(why.to_string()).with_status(126)),
         };
-        let obstacles = report.obstacles();
-        let gravest = obstacles.iter().find(|obstacle| match obstacle {
-            Obstacle::Static | Obstacle::Privileged | Obstacle::Go | Obstacle::Others(_) => true,
-            // A ring is refused to the program, and the sites of the program itself can be hooked.
-            Obstacle::IoUring | Obstacle::Own(_) | Obstacle::Unpatched(_) => false,
-        });
-        return match gravest {
-            Some(why) => {
-                Err(Fail::new(format!("{} cannot be run with its syncs absorbed: {why}", file.display()))
-                    .with_status(126))
-            }
-            None => Ok(!obstacles.is_empty()),
+        return match report.way() {
+            Ok(way) => Ok((file, if supervise { Way::Outside } else { way })),
+            Err(why) => Err(refused(&file, &why)),
         };
     }
     Err(Fail::new(format!("{} is a script of scripts", program.display())).with_status(126))

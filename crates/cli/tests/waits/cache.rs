@@ -235,6 +235,59 @@ fn what_another_user_has_put_in_the_place_of_memory_or_a_socket_is_not_used() {
     place.said(&["run", "--log", "log", "--", "true"]).good();
 }
 
+/// Appends four lines, each of which it syncs, and says its own number.
+const STATIC: &str = r#"
+#include <fcntl.h>
+#include <stdio.h>
+#include <unistd.h>
+int main(int argc, char **argv) {
+    int file = open(argv[1], O_WRONLY | O_CREAT | O_APPEND, 0644);
+    for (int n = 0; n < 4; n++)
+        if (write(file, "line\n", 5) != 5 || fsync(file) != 0)
+            return 3;
+    printf("%d\n", getpid());
+    return 7;
+}
+"#;
+
+#[test]
+fn a_static_program_is_seen_by_a_supervisor() {
+    let Some(place) = Place::new("static") else { return };
+    let (source, program) = (place.0.join("writes.c"), place.0.join("writes"));
+    std::fs::write(&source, STATIC).expect("room");
+    let made = Command::new("cc").args(["-static", "-o"]).arg(&program).arg(&source).status();
+    if !made.is_ok_and(|status| status.success()) {
+        println!("SKIPPED: no static programs can be made here");
+        return;
+    }
+    let path = program.to_str().expect("text");
+    let said = place.said(&["doctor", "--json", path]).json();
+    assert_eq!(said["programs"][0]["caught"].as_str(), Some("supervisor"), "{said}");
+    let said = place.said(&["run", "--log", "log", "--report", "--", path, "f"]);
+    assert_eq!(said.status, Some(7), "{}", said.stderr);
+    assert!(said.stderr.contains("seen by a supervisor"), "{}", said.stderr);
+    let counts = ["2 absorbed, 2 by the kernel", "3 absorbed, 1 by the kernel"];
+    assert!(counts.iter().any(|counts| said.stderr.contains(counts)), "{}", said.stderr);
+    assert_eq!(std::fs::read(place.0.join("f")).expect("it is there"), b"line\n".repeat(4));
+    // It takes the place of the command, and nothing of the supervisor keeps its output open.
+    let child =
+        place.rem(&["run", "--log", "log", "--", path, "f"]).stdout(std::process::Stdio::piped()).spawn();
+    let child = child.expect("rem starts");
+    let number = child.id().to_string();
+    let output = child.wait_with_output().expect("it ends");
+    assert_eq!(
+        (output.status.code(), String::from_utf8_lossy(&output.stdout).trim()),
+        (Some(7), &number[..])
+    );
+    // By a script, which is not static itself.
+    let script = "$0 f; $0 f; sync f; exit 4";
+    let said =
+        place.said(&["run", "--log", "log", "--report", "--supervise", "--", "sh", "-c", script, path]);
+    assert_eq!(said.status, Some(4), "{}", said.stderr);
+    assert!(said.stderr.contains("9 absorbed, 0 by the kernel"), "{}", said.stderr);
+    assert_eq!(std::fs::read(place.0.join("f")).expect("it is there"), b"line\n".repeat(16));
+}
+
 /// Else it would read what is written, or have a file of somebody else's cut short.
 #[test]
 fn what_another_user_has_put_in_the_place_of_a_log_is_not_used() {

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use remanence_intercept::image::{Elf, ElfError, Image, Segment};
 use remanence_intercept::plan::{Unpatched, plan};
 use remanence_intercept::scan::Scan;
-use remanence_intercept::{Libc, Obstacle, inspect_bytes};
+use remanence_intercept::{Libc, Obstacle, Report, Way, inspect_bytes};
 
 use crate::BASE;
 
@@ -99,6 +99,25 @@ fn a_static_program_is_told_as_one() {
         (Libc::Static, 1, true, None)
     );
     assert_eq!(report.obstacles(), [Obstacle::Static, Obstacle::IoUring, Obstacle::Others(1)]);
+    assert_eq!(report.way(), Err(Obstacle::Others(1)), "calls of another table are seen by nobody");
+}
+
+#[test]
+fn each_program_is_seen_in_the_cheapest_way_that_misses_nothing() {
+    let report = inspect_bytes(&program(&[0x90; 64])).expect("a program");
+    assert_eq!(report.way(), Ok(Way::Outside), "it is static");
+    let loaded = Report { libc: Libc::Glibc, ..report };
+    assert_eq!(loaded.way(), Ok(Way::Libc));
+    assert_eq!(Report { sites: 3, ..loaded.clone() }.way(), Ok(Way::All), "it has calls of its own");
+    let of_go = Report { go: Some("go1.26".into()), sites: 3, ..loaded.clone() };
+    assert_eq!(of_go.way(), Ok(Way::Outside), "where the runtime makes them is not known");
+    assert_eq!(Report { go_site: true, ..of_go }.way(), Ok(Way::All));
+    assert_eq!(
+        Report { libc: Libc::Other, ..loaded.clone() }.way(),
+        Ok(Way::Outside),
+        "nobody knows this loader"
+    );
+    assert_eq!(Report { privileged: true, ..loaded }.way(), Err(Obstacle::Privileged));
 }
 
 #[test]

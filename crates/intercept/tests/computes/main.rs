@@ -1,6 +1,7 @@
 //! What is found in code, and what is written over it.
 
 mod elf;
+mod filter;
 mod random;
 mod recorded;
 

@@ -165,7 +165,7 @@ impl Cache {
         self.log.clone()
     }
 
-    fn socket(&self) -> PathBuf {
+    pub(crate) fn socket(&self) -> PathBuf {
         socket_of(&self.log)
     }
 
@@ -186,6 +186,40 @@ impl Cache {
         command.env("LD_PRELOAD", built().join("libremanence_preload.so"));
         command.env("REMANENCE_CACHE", self.socket());
         command
+    }
+
+    /// A program under a supervisor of the cache.
+    pub(crate) fn supervised(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        let mut command = Command::new(example("supervised"));
+        command.current_dir(&self.place).arg(self.socket()).arg(program);
+        // By this it is known whose it is; nothing of it looks there.
+        command.env("REMANENCE_CACHE", self.socket());
+        command
+    }
+
+    /// The words for a shell that put a program under a supervisor, in place of the hook that the shell has.
+    pub(crate) fn supervised_words(&self) -> String {
+        format!("env -u LD_PRELOAD {} {}", example("supervised").display(), self.socket().display())
+    }
+
+    /// The processes of supervisors of the cache: the keepers, and the servers, which have joined.
+    pub(crate) fn supervisors(&self) -> [Vec<Pid>; 2] {
+        let segment = self.segment().expect("it is there").display().to_string();
+        let joins = format!("REMANENCE_CACHE={}\0", self.socket().display());
+        let has = |process: &Path, file: &str, what: &str| {
+            let text = fs::read(process.join(file)).unwrap_or_default();
+            text.windows(what.len()).any(|part| part == what.as_bytes())
+        };
+        let mut found = [Vec::new(), Vec::new()];
+        for entry in fs::read_dir("/proc").expect("it is there").flatten() {
+            let number = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok());
+            let Some(pid) = number.and_then(Pid::from_raw) else { continue };
+            let process = entry.path();
+            if has(&process, "comm", "rem-supervisor") && has(&process, "environ", &joins) {
+                found[usize::from(has(&process, "maps", &segment))].push(pid);
+            }
+        }
+        found
     }
 
     /// Kills every program that has the cache but one: what has a session of its own by now too, and what was just executed.

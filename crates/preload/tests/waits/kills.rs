@@ -11,12 +11,12 @@ const NEVER: u64 = 3000;
 const RECORD: usize = 600;
 
 /// The highest number that a program has said before it ended.
-fn acknowledged(program: &mut Talk) -> u64 {
+pub(crate) fn acknowledged(program: &mut Talk) -> u64 {
     std::iter::from_fn(|| program.line()).last().map_or(0, |line| line.parse().expect("a number"))
 }
 
 /// Each record of a run is there, whole, up to one.
-fn has_records(bytes: &[u8], run: u64, upto: u64) {
+pub(crate) fn has_records(bytes: &[u8], run: u64, upto: u64) {
     for n in 0..=upto {
         let record = &bytes[n as usize * RECORD..][..RECORD];
         let whole = record.chunks(8).all(|word| word == (run << 32 | n).to_le_bytes());
@@ -24,7 +24,7 @@ fn has_records(bytes: &[u8], run: u64, upto: u64) {
     }
 }
 
-fn records(program: &mut Talk, count: usize) {
+pub(crate) fn records(program: &mut Talk, count: usize) {
     program.say(&".".repeat(count));
     for _ in 0..count {
         program.line().expect("it goes on");

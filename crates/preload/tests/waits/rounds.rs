@@ -13,7 +13,8 @@ use crate::cache::{Cache, Old, Talk};
 /// So many entries that nothing is carried out by itself.
 const NEVER: u64 = 3000;
 
-/// A program, in scripts for a shell whose directory is the test's. Its files are below `$DATA`, and a server may listen at `$ADDRESS`.
+/// A program, in scripts for a shell whose directory is the test's. Its files are below `$DATA`, and a server may listen at `$ADDRESS`. A program behind the words of
+/// `$SUPERVISED` is under a supervisor, and has no hook.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Program {
     pub(crate) name: &'static str,
@@ -116,6 +117,9 @@ impl Rounds {
         in_path(&mut command).args(["-c", script]).current_dir(&cache.place);
         command.env("ADDRESS", &self.address).env("DATA", data);
         command.env("FROM", from.to_string()).env("ROUND", self.round.to_string());
+        if is_cached {
+            command.env("SUPERVISED", cache.supervised_words());
+        }
         command
     }
 

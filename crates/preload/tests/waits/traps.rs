@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::FileExt as _;
+use std::process::Command;
 
 use crate::cache::{Cache, Talk, traps};
 
@@ -9,17 +10,21 @@ use crate::cache::{Cache, Talk, traps};
 const NEVER: u64 = 3000;
 
 /// What became of the syncs behind a trap.
-#[derive(PartialEq, Eq, Debug)]
-enum Syncs {
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Syncs {
     Absorbed,
     Kernel,
 }
 
-/// Runs a trap, and replays the log onto the file as it was before.
 fn trap(name: &str, syncs: Syncs) {
-    let Some(cache) = Cache::new(name, NEVER) else { return };
+    trap_under(name, name, syncs, |cache| cache.command(traps()));
+}
+
+/// Runs a trap, and replays the log onto the file as it was before.
+pub(crate) fn trap_under(place: &str, name: &str, syncs: Syncs, under: fn(&Cache) -> Command) {
+    let Some(cache) = Cache::new(place, NEVER) else { return };
     fs::write(cache.path("file"), [7; 10_000]).expect("room");
-    let mut program = Talk::with(cache.command(traps()).args([name, "file"]));
+    let mut program = Talk::with(under(&cache).args([name, "file"]));
     program.until("ready");
     let old = cache.old(&["file"]);
     let before = [cache.counted("syncs_absorbed"), cache.counted("syncs_kernel")];

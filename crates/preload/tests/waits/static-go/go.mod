@@ -1,0 +1,2 @@
+module writes
+go 1.22
