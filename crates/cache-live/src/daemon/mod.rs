@@ -38,6 +38,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, getrlimit, pidfd_open, setrlimit};
 
 use copying::Copying;
+pub use dirty::recovered;
 use files::Files;
 pub use rules::{Paths, Rule};
 use work::{Failed, Job, OwnLog, Worker};
