@@ -46,7 +46,7 @@ pub enum Error {
     /// The file was opened for something else.
     #[error("{} was not opened to be {what}: open it again, for that", .path.display())]
     NotOpenedFor {
-        /// The file.
+        /// The file that it is about.
         path: PathBuf,
         /// What it should be opened for.
         what: &'static str,
@@ -60,7 +60,7 @@ pub enum Error {
         .path.display()
     )]
     TooLarge {
-        /// The file.
+        /// The file that it is about.
         path: PathBuf,
         /// Where the write or the truncation would have ended.
         end: u64,
@@ -70,11 +70,11 @@ pub enum Error {
         "what the log has for {path} cannot be brought there ({why}): nothing is lost, and it is tried again; until then it takes no writes"
     )]
     Disk {
-        /// The file.
+        /// The file that it is about.
         path: String,
         /// What the system says.
         why: String,
-        /// Its number.
+        /// Its number, as in `errno`.
         errno: i32,
     },
     /// The disk takes nothing, and says nothing.
@@ -99,7 +99,7 @@ pub enum Error {
     Open {
         /// The log's file.
         log: PathBuf,
-        /// Why not.
+        /// Why it cannot be opened.
         source: OpenError,
     },
     /// The log's file cannot be opened.
