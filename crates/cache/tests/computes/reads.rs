@@ -448,25 +448,3 @@ fn descriptors_that_are_all_dirty_make_a_write_wait_and_a_long_one_is_refused() 
     world.change(change.clone());
     assert_eq!(world.read(1, 4 * 64, 2), [1]);
 }
-
-#[test]
-fn what_is_acknowledged_is_committed_with_all_before_it() {
-    let image = log(Promise::AtSync);
-    let world = World::new(&image, Promise::AtSync, options(4, 40), 1);
-    let start = world.log.head();
-    let [first, second, third] = [2, 1, 1].map(|count| world.log.reserve(ME, count).unwrap());
-    let fill = |reserved, len| {
-        world.log.fill(reserved, &write(1, 0, 5, len).op(), Mtime::UNKNOWN);
-        world.log.commit(reserved).unwrap();
-    };
-    fill(&second, 8);
-    let end = third.end();
-    assert_eq!(world.log.committed_up_to(start, end), start, "the first is in progress");
-    fill(&first, 100);
-    assert_eq!(world.log.committed_up_to(start, end), second.end());
-    assert_eq!(world.log.committed_up_to(first.end(), second.end()), second.end());
-    fill(&third, 8);
-    assert_eq!(world.log.committed_up_to(start, end), end);
-    world.log.free(second.end());
-    assert_eq!(world.log.committed_up_to(start, end), end, "what was freed was committed");
-}
