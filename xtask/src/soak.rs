@@ -92,6 +92,12 @@ const RUNS: &[Run] = &[
         NIGHT,
         test!("preload", "--test", "waits", "torture::"),
     ),
+    run_of(
+        "cache-library-kill",
+        "a program that has the write cache as a library, killed",
+        NIGHT,
+        test!("nvcache", "--test", "waits", "kills::"),
+    ),
     run_of("log-kill", "servers of a log, killed", NIGHT, test!("cli", "--test", "waits", "log::")),
     run_of(
         "blobs",

@@ -516,6 +516,23 @@ impl<M: Medium, W: Words> Log<M, W> {
         Ok(())
     }
 
+    /// How far all is committed, from an index on where a group begins or began, and not further than another: for who tells nobody of an entry before
+    /// those below it are there too.
+    pub fn committed_up_to(&self, from: u64, upto: u64) -> u64 {
+        let mut at = from.max(self.tail());
+        while at < upto {
+            let claim = self.claim(at);
+            let is_there = claim.age(self.layout.lap(at)) == Age::Same && self.committed(at);
+            match (is_there, self.tail()) {
+                // It was freed meanwhile.
+                (_, tail) if tail > at => at = tail,
+                (true, _) => at += u64::from(claim.count.max(1)),
+                (false, _) => break,
+            }
+        }
+        at
+    }
+
     /// What is at an index, which is the tail, or the [end](Entry::end) of what was there before.
     pub fn look(&self, at: u64) -> Look {
         if at >= self.head() {

@@ -10,7 +10,10 @@ use crate::recover::real::lost;
 use crate::recover::{NEWER, NameState, Options, Report, State, recover_here};
 
 /// Recovers a log, if it was not closed. Gives a sentence, if there was anything to be done.
-pub(super) fn recovered(path: &Path, region: &Region) -> Result<Option<String>, DaemonError> {
+///
+/// # Errors
+/// Somebody has to decide something; or it has failed, and may be begun anew.
+pub fn recovered(path: &Path, region: &Region) -> Result<Option<String>, DaemonError> {
     let log = path.display();
     let scan = recovery::scan(region, lost(path)).map_err(|why| DaemonError::Log(path.to_owned(), why))?;
     if scan.is_clean() {

@@ -41,6 +41,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, getrlimit, pidfd_open, setrlimit};
 
 use copying::Copying;
+pub use dirty::recovered;
 use files::Files;
 use place::Place;
 pub use rules::{Paths, Rule};

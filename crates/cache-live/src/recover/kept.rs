@@ -45,6 +45,10 @@ pub(super) fn settle<M: Medium>(medium: &M, dry: bool) -> Result<Option<Report>,
     let mut removed_from = BTreeSet::new();
     let mut files = Vec::new();
     for file in all {
+        // Only the cleaner writes such a file (the mode *deferred*): its page cache has no more than that has brought there.
+        if due.contains_key(&file) && scan.changed.get(&file) == Some(&Mtime::UNKNOWN) {
+            return Ok(None);
+        }
         let Some(identity) = finder.identity(file) else { return Ok(None) };
         if let Some(directory) = split(&identity.path).and_then(|(path, _)| traced(path, identity.device)) {
             systems.entry(identity.device).or_insert(directory);

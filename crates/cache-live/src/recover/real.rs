@@ -318,9 +318,12 @@ pub(super) fn users(log: &std::path::Path) -> io::Result<Vec<u32>> {
     };
     let mut users = Vec::new();
     for process in std::fs::read_dir("/proc")? {
-        let Some(process) = process?.file_name().to_str().and_then(|name| name.parse().ok()) else {
+        let Some(process) = process?.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
             continue;
         };
+        if is_about_to_execute(process) {
+            continue;
+        }
         // Of another user's nothing is ours, and one that has ended has nothing.
         let Ok(maps) = std::fs::read(format!("/proc/{process}/maps")) else { continue };
         if process != std::process::id() && String::from_utf8_lossy(&maps).lines().any(is_log) {
@@ -328,6 +331,19 @@ pub(super) fn users(log: &std::path::Path) -> io::Result<Vec<u32>> {
         }
     }
     Ok(users)
+}
+
+/// Whether a process is a child of this one that has not executed its program yet: it has all that we have mapped, until then. That it is of our image, its
+/// vector of addresses says, which is another one after each `exec`.
+fn is_about_to_execute(process: u32) -> bool {
+    let read = |process: &str, what| std::fs::read(format!("/proc/{process}/{what}")).unwrap_or_default();
+    let name = process.to_string();
+    let stat = String::from_utf8_lossy(&read(&name, "stat")).into_owned();
+    let parent = stat.rsplit_once(')').and_then(|(_, fields)| fields.split_ascii_whitespace().nth(1));
+    let image = read(&name, "auxv");
+    parent == Some(std::process::id().to_string().as_str())
+        && !image.is_empty()
+        && image == read("self", "auxv")
 }
 
 /// The identity of what is at a path, as a log has it; no link is followed at its end.

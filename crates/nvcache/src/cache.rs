@@ -1,0 +1,505 @@
+//! A cache: one log, one thread that cleans it, and the files that are open through it.
+
+use std::fs;
+use std::fs::File as SystemFile;
+use std::io;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::SystemTime;
+
+use remanence_cache::cleaner::{self, Cleaner};
+use remanence_cache::format::{self, Geometry, Layout, OpenError, Promise, Record};
+use remanence_cache::log::Log;
+use remanence_cache::reads::{self, Reads, Step};
+use remanence_cache::table::{FileTable, TableError};
+use remanence_cache::words::LocalWords;
+use remanence_cache_live::daemon;
+use remanence_cache_live::recover::real::identity;
+use remanence_pmem::image::Fault;
+use remanence_pmem::layout::Uuid;
+use remanence_pmem::{Region, StoreGranularity, Survives};
+
+use crate::about::{About, path_of};
+use crate::error::Error;
+use crate::file::{File, Stat};
+use crate::inner::{Inner, Opening, Parts};
+use crate::inode::Inode;
+use crate::options::{OpenOptions, Options};
+use crate::{PAGE, cleaning, forks};
+
+/// Entries of a log that is made, if nobody says how many: 128 MiB of them.
+const ENTRIES: u64 = (128 << 20) / (4096 + 64);
+/// How many entries a miss puts over a page before the cleaner is waited for instead.
+const PATCHES: usize = 64;
+/// So many descriptors of pages are looked at in one step of the read cache.
+const SCAN: usize = 512;
+
+/// Which failures what was acknowledged survives.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Survival {
+    /// What a write that returned survives.
+    pub at_return: Survives,
+    /// What it survives when a sync behind it has returned.
+    pub at_sync: Survives,
+}
+
+/// How a cache stands.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Status {
+    /// Entries that the log has.
+    pub entries: u64,
+    /// Those that are in use.
+    pub used: u64,
+    /// Changes that were logged, since the cache was opened.
+    pub changes: u64,
+    /// Bytes of those that were writes.
+    pub bytes: u64,
+    /// Pages that were read from their files.
+    pub misses: u64,
+    /// How often a change had to wait for room in the log.
+    pub waits: u64,
+    /// Batches that the cleaner has brought into their files.
+    pub batches: u64,
+}
+
+/// A cache. Clones are the same one; it ends when all clones and all of its files are gone, or by [`close`](Self::close).
+#[derive(Clone, Debug)]
+pub struct Cache(pub(crate) Arc<Keeper>);
+
+/// Ends the cache when nobody has it any more.
+#[derive(Debug)]
+pub(crate) struct Keeper {
+    pub(crate) inner: Arc<Inner>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+fn random() -> io::Result<[u64; 3]> {
+    let mut bytes = [0; 24];
+    io::Read::read_exact(&mut SystemFile::open("/dev/urandom")?, &mut bytes)?;
+    Ok(std::array::from_fn(|n| {
+        bytes[n * 8..n * 8 + 8].iter().fold(0, |word, byte| word << 8 | u64::from(*byte))
+    }))
+}
+
+impl Cache {
+    /// Opens the log, or makes it, and begins to clean it. A log that was not closed is recovered first, where that needs nobody's decision. Nobody else
+    /// can open it meanwhile, `rem run` and `rem cache` neither.
+    ///
+    /// # Errors
+    /// It is in use, of another size, or no log; its medium failed; or somebody has to decide something before it can be recovered, and the sentence names the option
+    /// of `rem cache recover` for that.
+    pub fn open(options: &Options) -> Result<Self, Error> {
+        let path = std::path::absolute(&options.log).map_err(Error::system(&options.log, "found"))?;
+        let process = forks::this().map_err(Error::system(&path, "kept from forked children"))?;
+        let (region, promise, recovered) = opened(&path, options)?;
+        let failed = |source: OpenError| Error::Open { log: path.clone(), source };
+        let log = Log::start(region.clone(), LocalWords::default(), promise).map_err(failed)?;
+        let layout = *log.layout();
+        let entries = layout.geometry.entries;
+        let usual = cleaner::Options::usual(entries);
+        let batch = options.batch.unwrap_or(usual.batch).clamp(1, entries / 2);
+        let cleaning = cleaner::Options { batch, low: usual.low.max(batch), ..usual };
+        let reading = reads::Options {
+            patches: PATCHES,
+            ..reads::Options::usual(layout.geometry.files, options.pages, entries as usize)
+        };
+        let slot = u64::from(layout.geometry.slot);
+        let fits = (reading.descriptors / 4 * PAGE) as u64;
+        // Half of a log, so that a long write need not wait until all of it is free.
+        let longest = (log.longest() / 2).min(fits) / slot * slot;
+        let cleaner = Cleaner::new(cleaning, log.tail());
+        let inner = Arc::new(Inner::new(Parts {
+            path: path.clone(),
+            table: FileTable::empty(region.clone(), layout),
+            region,
+            log,
+            reads: Reads::new(reading),
+            strict: options.strict,
+            patience: options.patience,
+            batch,
+            longest: longest.max(slot),
+            recovered,
+            passes: (2 * reading.descriptors / SCAN + 2) as u32,
+            process,
+        }));
+        let cleans = inner.clone();
+        let thread = std::thread::Builder::new()
+            .name("nvcache-cleaner".into())
+            .spawn(move || cleaning::run(&cleans, cleaner))
+            .map_err(Error::system(path, "cleaned by a thread"))?;
+        Ok(Self(Arc::new(Keeper { inner, thread: Mutex::new(Some(thread)) })))
+    }
+
+    /// Opens a file, or makes it. All descriptors of a file in this cache see each other's changes at once; nobody else does, until the last of them is closed or
+    /// [`drain`](Self::drain) has returned. Meanwhile the file is locked (`flock`), so no other cache has it; that no program changes it without one
+    /// is for the user to see to.
+    ///
+    /// # Errors
+    /// The system refuses it, it is no regular file, another program or cache has it, or the log has no number for it.
+    pub fn open_file(&self, path: impl AsRef<Path>, options: &OpenOptions) -> Result<File, Error> {
+        let inner = &self.0.inner;
+        inner.check_process()?;
+        let path = path.as_ref();
+        if options.truncate && !options.writes() {
+            return Err(Error::NotOpenedFor { path: path.to_owned(), what: "truncated" });
+        }
+        let inode = {
+            let mut opening = inner.opening();
+            if opening.closed {
+                return Err(Error::Closed);
+            }
+            let inode = take(inner, &mut opening, path, options)?;
+            *opening.opens.entry(inode.id).or_insert(0) += 1;
+            inode
+        };
+        let file = File::new(self.0.clone(), inode, options);
+        // As a truncation of somebody who has it open.
+        if options.truncate && !file.is_empty() {
+            file.set_len(0)?;
+        }
+        Ok(file)
+    }
+
+    /// What is at a path, as [`File::stat`] says it if the cache has that file.
+    ///
+    /// # Errors
+    /// The system refuses it.
+    pub fn stat(&self, path: impl AsRef<Path>) -> Result<Stat, Error> {
+        let inner = &self.0.inner;
+        inner.check_process()?;
+        let path = path.as_ref();
+        let about = About::at(path, true).map_err(Error::system(path, "looked at"))?;
+        let known = inner.files().by_key.get(&about.key).cloned();
+        match known {
+            Some(inode) => Stat::of(inner, &inode),
+            None => Stat::of_system(fs::metadata(path).map_err(Error::system(path, "looked at"))?, path),
+        }
+    }
+
+    /// Takes a name of a file away. Of one that the cache has open, all is brought into it first, and nothing is kept of it after a crash if that was its last name. (A
+    /// file that loses its last name by other means is held by a recovery until somebody says where to put it.)
+    ///
+    /// # Errors
+    /// The system refuses it, or the disk does not take what the log has.
+    pub fn unlink(&self, path: impl AsRef<Path>) -> Result<(), Error> {
+        let inner = &self.0.inner;
+        inner.check_process()?;
+        let path = path.as_ref();
+        let about = About::at(path, false).map_err(Error::system(path, "looked at"))?;
+        let known = inner.files().by_key.get(&about.key).cloned();
+        if let Some(inode) = &known {
+            inner.drain(inode)?;
+        }
+        fs::remove_file(path).map_err(Error::system(path, "removed"))?;
+        let Some(inode) = known else { return Ok(()) };
+        if About::of(inode.file()).is_ok_and(|about| about.links == 0) {
+            inode.nameless.store(true, Ordering::SeqCst);
+            // What was written between these two.
+            inner.settle(&inode)?;
+        }
+        Ok(())
+    }
+
+    /// Waits until all that was written is in its files, durably: other programs see it then.
+    ///
+    /// # Errors
+    /// The disk does not take it: the log keeps it, and it is tried again.
+    pub fn drain(&self) -> Result<(), Error> {
+        self.0.inner.check_process()?;
+        self.0.inner.wait_tail(self.0.inner.log.head())
+    }
+
+    /// Brings all that the log has into its files, closes it, and ends.
+    ///
+    /// # Errors
+    /// Files are open: nothing was done. Or the disk does not take what the log has: the cache has ended, the log keeps it, and who opens it next recovers it.
+    pub fn close(self) -> Result<(), Error> {
+        self.0.inner.check_process()?;
+        self.0.end(true)
+    }
+
+    /// Which failures what was written survives, when a write has returned and when a sync has.
+    #[must_use]
+    pub fn survives(&self) -> Survival {
+        let inner = &self.0.inner;
+        let guarantee = inner.region.domain().guarantee();
+        let waits = inner.strict || inner.log.promise() == Promise::AtReturn;
+        let at_sync = guarantee.after_psync;
+        Survival { at_return: if waits { at_sync } else { guarantee.before_psync }, at_sync }
+    }
+
+    /// What became of a log that was not closed, in a sentence; none if it was.
+    #[must_use]
+    pub fn recovered(&self) -> Option<&str> {
+        self.0.inner.recovered.as_deref()
+    }
+
+    /// Bytes of the longest write that is one change: after a crash all of it is there, or nothing. A longer one is several, which are there
+    /// as a prefix.
+    #[must_use]
+    pub fn longest(&self) -> u64 {
+        self.0.inner.longest
+    }
+
+    /// How the cache stands.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        let inner = &self.0.inner;
+        let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        Status {
+            entries: inner.log.layout().geometry.entries,
+            used: inner.log.used(),
+            changes: count(&inner.counts.changes),
+            bytes: count(&inner.counts.bytes),
+            misses: count(&inner.counts.misses),
+            waits: count(&inner.counts.waits),
+            batches: count(&inner.counts.batches),
+        }
+    }
+}
+
+/// The log's file, whose log is whole, empty and of the size that is asked for.
+fn opened(path: &Path, options: &Options) -> Result<(Region, Promise, Option<String>), Error> {
+    let failed = |source: OpenError| Error::Open { log: path.to_owned(), source };
+    let geometry = Geometry::usual(options.entries.unwrap_or(ENTRIES));
+    let open = format::file_options();
+    let open = match fs::metadata(path) {
+        // Whoever owns it reads all that is written through it.
+        Ok(found) if found.uid() != rustix::process::geteuid().as_raw() => {
+            let log = path.display();
+            return Err(Error::Recovery(format!("{log} belongs to another user: name a log of your own")));
+        }
+        Ok(found) if found.is_file() && found.len() == 0 => open.create(geometry.size()),
+        Ok(_) => open,
+        Err(_) => open.create_new(geometry.size()),
+    };
+    let region = open.open(path)?;
+    let promise = match region.domain().granularity() {
+        StoreGranularity::Page => Promise::AtSync,
+        StoreGranularity::Byte | StoreGranularity::CacheLine | StoreGranularity::None => Promise::AtReturn,
+    };
+    // Also one in whose making somebody was killed.
+    let is_blank = matches!(Layout::read(&region), Err(OpenError::Image(Fault::Blank | Fault::Making)));
+    if is_blank && region.len() == geometry.size() {
+        let [a, b, salt] = random().map_err(Error::system("/dev/urandom", "read"))?;
+        let mut uuid = [0; 16];
+        uuid[..8].copy_from_slice(&a.to_le_bytes());
+        uuid[8..].copy_from_slice(&b.to_le_bytes());
+        format::make(&region, Uuid(uuid), geometry, salt, promise).map_err(failed)?;
+    }
+    let has = Layout::read(&region).map_err(failed)?.geometry;
+    if let Some(wants) = options.entries.filter(|wants| *wants != has.entries) {
+        return Err(Error::Recovery(daemon::of_another_size(path, has.entries, wants)));
+    }
+    if has.slot as usize != PAGE {
+        return Err(Error::Recovery(format!(
+            "{} has entries of {} bytes, and a cache has such of {PAGE}: name another log",
+            path.display(),
+            has.slot
+        )));
+    }
+    let shared = SystemFile::from(region.share().map_err(Error::system(path, "shared"))?);
+    daemon::retire(&shared)?;
+    let recovered = daemon::recovered(path, &region)?;
+    Ok((region, promise, recovered))
+}
+
+/// The file at a path, which the cache has from now on.
+fn take(
+    inner: &Arc<Inner>,
+    opening: &mut Opening,
+    path: &Path,
+    options: &OpenOptions,
+) -> Result<Arc<Inode>, Error> {
+    let (file, writes) = open_system(path, options)?;
+    let bad = |what| Error::system(path, what);
+    let about = About::of(&file).map_err(bad("looked at"))?;
+    if !about.is_regular {
+        return Err(Error::NotRegular { path: path.to_owned() });
+    }
+    let known = inner.files().by_key.get(&about.key).cloned();
+    if let Some(inode) = known {
+        if writes {
+            inode.can_be_written_by(file);
+        }
+        return Ok(inode);
+    }
+    let there = path_of(&file).map_err(bad("found"))?;
+    if there == inner.path {
+        return Err(Error::InUse { path: path.to_owned() });
+    }
+    file.try_lock().map_err(|why| match why {
+        fs::TryLockError::WouldBlock => Error::InUse { path: path.to_owned() },
+        fs::TryLockError::Error(why) => bad("locked")(why),
+    })?;
+    let identity = identity(&there).ok().filter(|found| {
+        (found.device, found.inode) == (about.key.device, about.key.inode)
+            && found.path == there.as_os_str().as_bytes()
+    });
+    let identity = identity.ok_or_else(|| Error::Moved { path: path.to_owned() })?;
+    let id = match opening.table.register(&identity, inner.log.tail()) {
+        // Those of files that were closed are free when nothing of them is in the log.
+        Err(TableError::Full { .. }) => {
+            inner.wait_tail(inner.log.head())?;
+            opening.table.register(&identity, inner.log.tail())?
+        }
+        id => id?,
+    };
+    // Nobody changes it from now on.
+    let len = About::of(&file).map_err(bad("looked at"))?.len;
+    inner.reads.open_file(id, len);
+    let inode = Arc::new(Inode::new(id, about.key, there, file, writes));
+    let mut files = inner.files();
+    files.by_key.insert(about.key, inode.clone());
+    files.by_id.insert(id, inode.clone());
+    Ok(inode)
+}
+
+/// Opens a file of the system to read and, if that can be, to write; whether it can be written.
+fn open_system(path: &Path, options: &OpenOptions) -> Result<(SystemFile, bool), Error> {
+    let bad = |what| Error::system(path, what);
+    let mut open = SystemFile::options();
+    // What is no regular file must not hold us, nor become our terminal.
+    open.read(true).write(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY);
+    let made = match fs::metadata(path) {
+        Ok(found) if !found.is_file() => return Err(Error::NotRegular { path: path.to_owned() }),
+        Ok(_) if options.create_new => {
+            return Err(bad("made")(io::Error::from_raw_os_error(libc::EEXIST)));
+        }
+        Ok(_) => false,
+        Err(why) if why.kind() == io::ErrorKind::NotFound && (options.create || options.create_new) => {
+            open.create(true).create_new(options.create_new).mode(options.mode.unwrap_or(0o666));
+            true
+        }
+        Err(why) => return Err(bad("opened")(why)),
+    };
+    let (file, writes) = match open.open(path) {
+        Ok(file) => (file, true),
+        Err(why) if !options.writes() && !made && is_read_only(&why) => {
+            let mut open = SystemFile::options();
+            open.read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY);
+            (open.open(path).map_err(bad("opened"))?, false)
+        }
+        Err(why) => return Err(bad("opened")(why)),
+    };
+    if made {
+        // What is durable in the log is nobody's if its file is not there.
+        file.sync_all().map_err(bad("made durable"))?;
+        let there = path_of(&file).map_err(bad("found"))?;
+        let directory = there.parent().unwrap_or(Path::new("/"));
+        SystemFile::open(directory)
+            .and_then(|directory| directory.sync_all())
+            .map_err(bad("made durable"))?;
+    }
+    Ok((file, writes))
+}
+
+fn is_read_only(why: &io::Error) -> bool {
+    matches!(why.raw_os_error(), Some(libc::EACCES | libc::EPERM | libc::EROFS | libc::ETXTBSY))
+}
+
+impl Keeper {
+    /// A descriptor of a file is closed. With the last one all of it comes into the file, which is anybody's then.
+    pub(crate) fn closed(&self, inode: &Arc<Inode>) -> Result<(), Error> {
+        let inner = &self.inner;
+        inner.check_process()?;
+        let is_last = {
+            let mut opening = inner.opening();
+            let opens = opening.opens.entry(inode.id).or_insert(1);
+            *opens -= 1;
+            *opens == 0
+        };
+        if !is_last {
+            return Ok(());
+        }
+        let drained = inner.drain(inode);
+        let mut opening = inner.opening();
+        if drained.is_ok() {
+            self.forget(&mut opening, inode);
+        }
+        drained
+    }
+
+    /// Lets a file go that nobody has open and whose entries are all in it.
+    fn forget(&self, opening: &mut Opening, inode: &Arc<Inode>) {
+        let inner = &self.inner;
+        let is_open = opening.opens.get(&inode.id).is_some_and(|opens| *opens > 0);
+        let is_ours = inner.files().by_id.get(&inode.id).is_some_and(|known| Arc::ptr_eq(known, inode));
+        if is_open || !is_ours || inner.log.tail() < inode.last() {
+            return;
+        }
+        loop {
+            match inner.reads.forget(inode.id) {
+                Ok(Step::Done) => break,
+                // Somebody looks for a place, and has one of its pages for a moment.
+                Ok(Step::Busy) => std::thread::yield_now(),
+                // Something of it is in the log still: it stays until it is opened and closed again.
+                _ => return,
+            }
+        }
+        inner.events.happened();
+        opening.opens.remove(&inode.id);
+        opening.table.release(inode.id, inner.log.head());
+        let mut files = inner.files();
+        files.by_id.remove(&inode.id);
+        files.by_key.remove(&inode.key);
+        drop(files);
+        // A child that was forked meanwhile has the descriptor still. It fails for no open file.
+        let _ = inode.file().unlock();
+    }
+
+    /// Ends the cache; the first time, and if it `must` not be in use.
+    fn end(&self, must: bool) -> Result<(), Error> {
+        let inner = &self.inner;
+        {
+            let mut opening = inner.opening();
+            let count = opening.opens.values().filter(|opens| **opens > 0).count();
+            if must && count > 0 {
+                return Err(Error::FilesOpen { count });
+            }
+            if std::mem::replace(&mut opening.closed, true) {
+                return if must { Err(Error::Closed) } else { Ok(()) };
+            }
+        }
+        // Nobody appends any more, but for a sync's mark that was on its way.
+        let drained = loop {
+            if inner.log.used() == 0 {
+                break Ok(());
+            }
+            if let Err(why) = inner.wait_tail(inner.log.head()) {
+                break Err(why);
+            }
+        };
+        inner.room.state().ends = true;
+        inner.bell.happened();
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread {
+            // It has told of its panic itself.
+            let _ = thread.join();
+        }
+        drained?;
+        let record = Record::empty(inner.log.tail(), inner.log.promise());
+        record.store(&inner.region).map_err(|source| Error::Open { log: inner.path.clone(), source })
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        // A forked child has neither the thread nor the log.
+        if self.inner.check_process().is_ok() {
+            // What is not closed is recovered.
+            let _ = self.end(false);
+        }
+    }
+}
+
+/// The time of a file's last change, as the cache has it.
+pub(crate) fn modified(inode: &Inode, system: &fs::Metadata) -> SystemTime {
+    inode.modified().or_else(|| system.modified().ok()).unwrap_or(SystemTime::UNIX_EPOCH)
+}
+
+const _: () = assert!(PAGE == 4096, "a slot of the log is a page");

@@ -1,0 +1,154 @@
+//! How a cache and a file are opened.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How a cache is opened: [`Cache::open`](crate::Cache::open).
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub(crate) log: PathBuf,
+    pub(crate) entries: Option<u64>,
+    pub(crate) pages: usize,
+    pub(crate) strict: bool,
+    pub(crate) batch: Option<u64>,
+    pub(crate) patience: Duration,
+}
+
+/// Bytes that an entry of the log takes.
+const ENTRY: u64 = 4096 + 64;
+/// The fewest entries that a log has.
+const LEAST: u64 = 64;
+
+impl Options {
+    /// Those for a log in a file, which is made if it is not there: on persistent memory (DAX), on a disk, or in `/dev/shm`. What it has
+    /// survives accordingly ([`Cache::survives`](crate::Cache::survives)).
+    #[must_use]
+    pub fn new(log: impl AsRef<Path>) -> Self {
+        Self {
+            log: log.as_ref().to_owned(),
+            entries: None,
+            pages: (64 << 20) / crate::PAGE,
+            strict: false,
+            batch: None,
+            patience: Duration::from_secs(60),
+        }
+    }
+
+    /// Bytes of a log that is made, 128 MiB if nothing is said, and 64 entries of 4 KiB at least. One that is there has to have this size.
+    #[must_use]
+    pub fn size(mut self, bytes: u64) -> Self {
+        self.entries = Some((bytes / ENTRY).max(LEAST));
+        self
+    }
+
+    /// Bytes of file content that are kept in memory, 64 MiB if nothing is said, and 16 pages at least. Beside these there are some hundred bytes for
+    /// each page, and for each entry of the log.
+    #[must_use]
+    pub fn memory(mut self, bytes: usize) -> Self {
+        self.pages = (bytes / crate::PAGE).max(16);
+        self
+    }
+
+    /// Whether each write waits until it is durable, also on a disk, where that is a system call and not an instruction. If not, it is ordered when
+    /// it returns, and durable when [`File::sync`](crate::File::sync) returns.
+    #[must_use]
+    pub const fn strict(mut self, yes: bool) -> Self {
+        self.strict = yes;
+        self
+    }
+
+    /// So many entries are brought into their files with one sync a file; a quarter of the log if nothing is said, and 10,000 at most.
+    #[must_use]
+    pub const fn batch(mut self, entries: u64) -> Self {
+        self.batch = Some(if entries == 0 { 1 } else { entries });
+        self
+    }
+
+    /// How long a call waits while the disk takes nothing at all; a minute if nothing is said. As long as the disk takes something, it goes on waiting.
+    #[must_use]
+    pub const fn patience(mut self, time: Duration) -> Self {
+        self.patience = time;
+        self
+    }
+}
+
+/// How a file is opened: [`Cache::open_file`](crate::Cache::open_file).
+#[derive(Clone, Copy, Default, Debug)]
+pub struct OpenOptions {
+    pub(crate) read: bool,
+    pub(crate) write: bool,
+    pub(crate) append: bool,
+    pub(crate) truncate: bool,
+    pub(crate) create: bool,
+    pub(crate) create_new: bool,
+    pub(crate) sync: bool,
+    pub(crate) mode: Option<u32>,
+}
+
+impl OpenOptions {
+    /// Opens a file that is there, for nothing yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// It can be read.
+    #[must_use]
+    pub const fn read(mut self, yes: bool) -> Self {
+        self.read = yes;
+        self
+    }
+
+    /// It can be written.
+    #[must_use]
+    pub const fn write(mut self, yes: bool) -> Self {
+        self.write = yes;
+        self
+    }
+
+    /// It can be written, and each write goes to its end, whatever the offset; also those of several threads and descriptors, none over another's.
+    #[must_use]
+    pub const fn append(mut self, yes: bool) -> Self {
+        self.append = yes;
+        self
+    }
+
+    /// It is cut to nothing, which is an entry of the log as any truncation is; it has to be opened for writing.
+    #[must_use]
+    pub const fn truncate(mut self, yes: bool) -> Self {
+        self.truncate = yes;
+        self
+    }
+
+    /// It is made if it is not there. One that was made has its name durably when it is open.
+    #[must_use]
+    pub const fn create(mut self, yes: bool) -> Self {
+        self.create = yes;
+        self
+    }
+
+    /// It is made, and must not be there.
+    #[must_use]
+    pub const fn create_new(mut self, yes: bool) -> Self {
+        self.create_new = yes;
+        self
+    }
+
+    /// Each write is durable when it returns, as with `O_DSYNC`.
+    #[must_use]
+    pub const fn sync(mut self, yes: bool) -> Self {
+        self.sync = yes;
+        self
+    }
+
+    /// The permissions of a file that is made, from which the process' mask is taken; 0666 if nothing is said.
+    #[must_use]
+    pub const fn mode(mut self, mode: u32) -> Self {
+        self.mode = Some(mode);
+        self
+    }
+
+    pub(crate) const fn writes(&self) -> bool {
+        self.write || self.append
+    }
+}
