@@ -58,9 +58,7 @@ impl Veth {
 
 impl Drop for Veth {
     fn drop(&mut self) {
-        for name in &self.names {
-            let _ = ip(&["netns", "del", name]);
-        }
+        self.names.iter().for_each(|name| remove(name));
     }
 }
 
@@ -142,9 +140,7 @@ pub fn cut(hub: &str, n: usize) -> Result<(), String> {
 
 impl Drop for Star {
     fn drop(&mut self) {
-        for name in self.ends.iter().chain([&self.hub]) {
-            let _ = ip(&["netns", "del", name]);
-        }
+        self.ends.iter().chain([&self.hub]).for_each(|name| remove(name));
     }
 }
 
@@ -159,15 +155,17 @@ fn id() -> String {
     format!("rem-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// Deletes what a process that has died has made and not deleted.
-pub(crate) fn remove_those_of(process: u32) {
+/// What a process has made, and not deleted.
+pub(crate) fn those_of(process: u32) -> Vec<String> {
     let begin = format!("rem-{process}-");
-    let names = std::fs::read_dir("/run/netns").into_iter().flatten().filter_map(Result::ok);
-    for name in names.filter_map(|entry| entry.file_name().into_string().ok()) {
-        if name.starts_with(&begin) {
-            let _ = ip(&["netns", "del", &name]);
-        }
-    }
+    let entries = std::fs::read_dir("/run/netns").into_iter().flatten().filter_map(Result::ok);
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    names.filter(|name| name.starts_with(&begin)).collect()
+}
+
+/// Deletes one. Whether that was done is seen by whoever looks for [those](those_of) that are left.
+pub(crate) fn remove(name: &str) {
+    let _ = ip(&["netns", "del", name]);
 }
 
 fn ip(args: &[&str]) -> Result<(), String> {

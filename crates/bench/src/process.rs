@@ -128,18 +128,30 @@ impl Worker {
             }
             std::thread::sleep(Duration::from_millis(2));
         }
-        for mount in mounts_below(directories) {
-            let _ = tool("umount").arg("--lazy").arg(mount).stderr(Stdio::null()).status();
-        }
-        netns::remove_those_of(self.child.id());
+        let left = self.take_away(directories);
         directories.iter().for_each(|directory| remove_shared_memory_of(&directory.join(STARTED)));
         directories.iter().for_each(|directory| remove_segments_of(directory));
-        let left: Vec<String> =
-            mounts_below(directories).iter().map(|mount| mount.display().to_string()).collect();
-        if left.is_empty() {
-            Ok(())
-        } else {
-            Err(format!("mounts of the bench are left: {}", left.join(", ")))
+        left
+    }
+
+    /// Takes away mounts and network namespaces. It is programs that do it, and a signal may end one of them in the moment in which it is
+    /// started, before it is in [its own group](tool): so it is done until nothing is left.
+    fn take_away(&self, directories: &[&Path]) -> Result<(), String> {
+        let begin = Instant::now();
+        loop {
+            let (mounts, namespaces) = (mounts_below(directories), netns::those_of(self.child.id()));
+            if mounts.is_empty() && namespaces.is_empty() {
+                return Ok(());
+            }
+            if begin.elapsed() > LIMIT {
+                let mounts = mounts.iter().map(|mount| mount.display().to_string());
+                let left: Vec<String> = mounts.chain(namespaces).collect();
+                return Err(format!("mounts and namespaces of the bench are left: {}", left.join(", ")));
+            }
+            for mount in mounts {
+                let _ = tool("umount").arg("--lazy").arg(mount).stderr(Stdio::null()).status();
+            }
+            namespaces.iter().for_each(|name| netns::remove(name));
         }
     }
 }

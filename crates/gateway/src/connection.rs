@@ -4,7 +4,7 @@
 //! turn has done its [share](Turn::share) of work, so that one busy client does not keep the others waiting. Replies of a pipeline are sent
 //! together, and plain GETs that follow each other go to the store together. Commands that change a key are put off: a worker gives
 //! the store what all its connections have changed at once, and only then sends them their replies. A command that others are in the way of
-//! waits with its connection, and so does one whose key another command holds. A client that does not read its replies is not read from: what it has sent stays where it is, in the end in
+//! waits with its connection, and so does one whose key another command holds, until that one lets go of it. A client that does not read its replies is not read from: what it has sent stays where it is, in the end in
 //! the client's own socket.
 
 use std::io::{self, ErrorKind, Read as _, Write as _};
@@ -68,6 +68,8 @@ pub(crate) struct Connection {
     long: Option<Long>,
     /// The keys of a command on several that waits for others, and is carried out again as a whole.
     hold: Option<u64>,
+    /// Its next command waits for one that holds keys of its.
+    barred: bool,
     /// How long it waits between two attempts.
     pub(crate) pause: Duration,
     /// Replies to those that came out otherwise.
@@ -164,6 +166,7 @@ impl Connection {
             held_back: false,
             long: None,
             hold: None,
+            barred: false,
             pause: Duration::ZERO,
             mended: Mended::default(),
             held: 0,
@@ -299,6 +302,11 @@ impl Connection {
         self.held_back || self.long.is_some() || self.session.is_waiting()
     }
 
+    /// Whether a command of its has begun and is not over, or waits for keys.
+    pub(crate) const fn waits(&self) -> bool {
+        self.is_busy() || self.barred
+    }
+
     /// Whether it comes behind those that want little.
     pub(crate) const fn is_behind(&self) -> bool {
         self.behind
@@ -352,6 +360,8 @@ impl Connection {
                 Err(Pause::InTheWay) => {
                     return if self.send(with) { After::InTheWay } else { After::Close };
                 }
+                // Whoever lets go of the keys has it looked at.
+                Err(Pause::Barred) => return if self.send(with) { After::Wait } else { After::Close },
                 Err(Pause::Throttled) => {
                     // Not before what waits has been sent: is there room now?
                     if !self.send(with) {
@@ -450,6 +460,7 @@ impl Connection {
     /// Carries out requests as long as some of the share is left.
     fn carry_out<S: Store>(&mut self, with: &mut Turn<'_, S>) -> Result<(), Pause> {
         let mut now = None;
+        self.barred = false;
         if self.long.is_some() {
             if !self.part(with)? {
                 return Ok(());
@@ -462,15 +473,14 @@ impl Connection {
             }
             let stranger = self.session.stranger(with.shared);
             let left = (with.share - with.progress.carried_out).div_ceil(COMMAND);
-            let together = if self.held_back { 1 } else { self.run_max.min(left) };
+            let may_join = self.session.may_join(with.shared);
+            // What is carried out one by one may have to wait one by one.
+            let together = if self.held_back || !may_join { 1 } else { self.run_max.min(left) };
             let received = self.decoder.pending();
             match self.decoder.next_run(stranger, together, alike) {
                 Ok(None) => break,
                 Ok(Some(run)) => {
-                    let joins = match self.session.may_join(with.shared) {
-                        true => joins(&run.request(0)),
-                        false => Joins::Not,
-                    };
+                    let joins = if may_join { joins(&run.request(0)) } else { Joins::Not };
                     let joined = joins == Joins::Writes || joins == Joins::Looks && self.held_back;
                     let has_room = with.joint.has_room() && !with.is_crowded;
                     if self.held_back && !joined || joined && !has_room {
@@ -494,12 +504,12 @@ impl Connection {
                     let apart = apart(with.alone, is_alone);
                     if self.hold.is_none() && self.session.is_barred(&run, with.shared) {
                         self.decoder.unread();
-                        return Err(if self.held_back { Pause::PutOff } else { Pause::InTheWay });
+                        self.barred = !self.held_back;
+                        return Err(if self.held_back { Pause::PutOff } else { Pause::Barred });
                     }
                     let (shared, out) = (with.shared, &mut self.output);
                     let command = match joined {
                         true => {
-                            self.held_back = true;
                             let store = (&mut *with.store, &mut *with.joint);
                             let request = run.request(0);
                             self.session.execute_joined(with.place, &request, store, shared, moment, out)
@@ -511,8 +521,9 @@ impl Connection {
                             self.hold = Some(self.session.hold(&run.request(0), shared));
                         }
                         self.decoder.unread();
-                        return Err(Pause::InTheWay);
+                        return Err(if self.held_back { Pause::PutOff } else { Pause::InTheWay });
                     }
+                    self.held_back |= joined;
                     if let Some(hold) = self.hold.take() {
                         shared.give_back(hold);
                     }
@@ -555,9 +566,10 @@ impl Connection {
         *with.random = next_random(*with.random);
         let moment = Moment { unix_us: start, random: *with.random };
         let apart = apart(with.alone, long.alone());
-        if long.is_barred(with.shared) {
+        if long.is_barred(&self.session, with.shared) {
             self.long = Some(long);
-            return Err(Pause::InTheWay);
+            self.barred = true;
+            return Err(Pause::Barred);
         }
         let part = self.session.go_on(&mut long, with.store, with.shared, moment, &mut self.output);
         drop(apart);
@@ -643,6 +655,8 @@ enum Pause {
     Full,
     /// Others are in the way.
     InTheWay,
+    /// Another command holds keys of the next one, and tells when it is over.
+    Barred,
 }
 
 /// A step of splitmix64's sequence.

@@ -99,6 +99,11 @@ pub trait Handle {
     /// Does what the server may wait for: see [`Store::rest`].
     fn rest(&mut self) -> Option<Duration>;
 
+    /// For how long a server that is away is still waited for: see [`Store::away`].
+    fn away(&mut self) -> Option<Duration> {
+        None
+    }
+
     /// What becomes readable when the server waits for that: see [`Store::descriptor`].
     fn descriptor(&mut self) -> Option<BorrowedFd<'_>> {
         None
@@ -601,6 +606,10 @@ impl<H: Handle> Store for Erda<H> {
 
     fn rest(&mut self) -> Option<Duration> {
         self.handle.rest()
+    }
+
+    fn away(&mut self) -> Option<Duration> {
+        self.handle.away()
     }
 
     fn descriptor(&mut self) -> Option<BorrowedFd<'_>> {

@@ -2,14 +2,15 @@
 //!
 //! A connection that breaks is made again by a thread of its own, so that no worker waits for a server that is gone: commands
 //! wait a moment for it, [`Connector::hold`] after it was lost, as a server that restarts is soon back; after that they fail
-//! at once with a sentence, until it is there. What can be repeated is: reads, and writes whose value was not on its way. Of
+//! at once with a sentence, until it is there. They wait as for anybody who is [in the way](StoreError::InTheWay): with their
+//! connections, and what does not need the store goes on. What can be repeated is: reads, and writes whose value was not on its way. Of
 //! other writes nobody knows whether they happened, and their error says so.
 
 use std::fmt;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -26,8 +27,6 @@ use crate::erda::{Erda, Handle, NamedChange, remaining, told};
 /// Between two attempts to connect again: the first pause, and the longest.
 const PAUSE: Duration = Duration::from_millis(20);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
-/// How often something is repeated on a new connection.
-const REPEATS: u32 = 3;
 
 /// Makes connections to one store, for the workers of a gateway. Clones make them to the same one, and count together.
 #[derive(Clone, Debug)]
@@ -106,8 +105,7 @@ impl Connector {
         }
     }
 
-    /// How long a command waits for a connection that was lost, from then on; a second if nothing is said. No other connection
-    /// of the worker is served meanwhile.
+    /// How long commands wait for a connection that was lost, from then on; a second if nothing is said.
     #[must_use]
     pub const fn hold(mut self, time: Duration) -> Self {
         self.hold = time;
@@ -241,6 +239,11 @@ impl Outage {
         }
         Self { since: Instant::now(), why, next, _wanted: wanted }
     }
+
+    /// Why there is no connection.
+    fn why(&self) -> String {
+        self.why.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
 }
 
 impl Live {
@@ -251,28 +254,49 @@ impl Live {
         {
             self.lose("the connection is gone".to_owned());
         }
-        if let State::Down(outage) = &self.state {
-            let left = self.connector.hold.saturating_sub(outage.since.elapsed());
-            match outage.next.recv_timeout(left) {
-                Ok(store) => self.restored(store),
-                Err(reason) => {
-                    let why = outage.why.lock().unwrap_or_else(PoisonError::into_inner).clone();
-                    let (to, since) = (self.connector.to, outage.since.elapsed().as_secs());
-                    if reason == RecvTimeoutError::Disconnected {
-                        // There was no thread to be had: the next command tries again.
-                        let outage = Outage::begin(&self.connector, why.clone(), self.wake.clone());
-                        self.state = State::Down(outage);
-                    }
-                    return Err(StoreError::Unavailable(format!(
-                        "nothing was done, as {to} has been away for {since} s and is tried again and again ({why})"
-                    )));
-                }
-            }
+        if !self.take_next() {
+            return Err(self.is_away());
         }
         match &mut self.state {
             State::Up(store) => Ok(store),
             State::Down(_) => unreachable!("it is up, or was answered"),
         }
+    }
+
+    /// Takes the next connection if it has come; whether there is one.
+    fn take_next(&mut self) -> bool {
+        let State::Down(outage) = &mut self.state else { return true };
+        match outage.next.try_recv() {
+            Ok(store) => {
+                self.restored(store);
+                return true;
+            }
+            Err(TryRecvError::Empty) => {}
+            // There was no thread to be had.
+            Err(TryRecvError::Disconnected) => {
+                let again = Outage::begin(&self.connector, outage.why(), self.wake.clone());
+                *outage = Outage { since: outage.since, ..again };
+            }
+        }
+        false
+    }
+
+    /// For how long the next connection is still waited for.
+    fn left(&self) -> Option<Duration> {
+        let State::Down(outage) = &self.state else { return None };
+        self.connector.hold.checked_sub(outage.since.elapsed()).filter(|left| !left.is_zero())
+    }
+
+    /// There is no connection: what comes of whoever wanted one, for whom nothing was done.
+    fn is_away(&self) -> StoreError {
+        let State::Down(outage) = &self.state else { unreachable!("it was lost") };
+        if self.left().is_some() {
+            return StoreError::InTheWay;
+        }
+        let (to, since, why) = (self.connector.to, outage.since.elapsed().as_secs(), outage.why());
+        StoreError::Unavailable(format!(
+            "nothing was done, as {to} has been away for {since} s and is tried again and again ({why})"
+        ))
     }
 
     /// There is a connection again.
@@ -302,27 +326,21 @@ impl Live {
         }
     }
 
-    /// Does something, on a new connection if this one breaks, unless it may have happened.
-    fn attempt<T>(&mut self, mut once: impl FnMut(&mut Store) -> Result<T, Error>) -> Result<T, Failed> {
-        for _ in 0..REPEATS {
-            let store = self.up()?;
-            let error = match once(store) {
-                Ok(output) => return Ok(output),
-                Err(error) => error,
-            };
-            if store.is_connected() {
-                return Err(self.failed(error));
-            }
-            self.lose(error.to_string());
-            if matches!(error, Error::Unknown(_)) {
-                return Err(self.failed(error));
-            }
+    /// Does something. If the connection breaks it is to be done again on the next one, unless it may have happened.
+    fn attempt<T>(&mut self, once: impl FnOnce(&mut Store) -> Result<T, Error>) -> Result<T, Failed> {
+        let store = self.up()?;
+        let error = match once(store) {
+            Ok(output) => return Ok(output),
+            Err(error) => error,
+        };
+        if store.is_connected() {
+            return Err(self.failed(error));
         }
-        Err(StoreError::Unavailable(format!(
-            "nothing was done, as the connection to {} broke {REPEATS} times",
-            self.connector.to
-        ))
-        .into())
+        self.lose(error.to_string());
+        Err(match error {
+            Error::Unknown(_) => self.failed(error),
+            _ => self.is_away().into(),
+        })
     }
 
     fn failed(&self, error: Error) -> Failed {
@@ -429,12 +447,9 @@ impl Handle for Live {
 
     fn rest(&mut self) -> Option<Duration> {
         self.publish();
-        if let State::Down(outage) = &self.state {
-            // Nobody's command waits: it is only taken if it is there.
-            let Ok(store) = outage.next.try_recv() else { return None };
-            self.restored(store);
-            // Its descriptor is another one.
-            return Some(Duration::ZERO);
+        if matches!(self.state, State::Down(_)) {
+            // The descriptor of the next connection is another one.
+            return self.take_next().then_some(Duration::ZERO);
         }
         let State::Up(store) = &mut self.state else { return None };
         let known = store.client().view().number;
@@ -447,6 +462,10 @@ impl Handle for Live {
             self.lose(error.to_string());
         }
         None
+    }
+
+    fn away(&mut self) -> Option<Duration> {
+        if self.take_next() { None } else { self.left() }
     }
 
     fn descriptor(&mut self) -> Option<BorrowedFd<'_>> {

@@ -10,7 +10,8 @@
 //!
 //! What connections have changed is written at the end of a round. Where others are in the way of a change, as a store that cleans its log may
 //! be, it [waits](Waiting) with the connection that has made it, and all other ones go on. So does a command that is not written with others:
-//! it is [tried again](Worker::paused).
+//! it is [tried again](Worker::paused). What waits for keys that another command holds is told when that one lets go of them ([`Released`], or
+//! the connection's own [bell](ConnectionWaker)), and what waits for a store whose server is [away](Store::away), when it is back.
 
 #[cfg(test)]
 mod tests;
@@ -102,15 +103,18 @@ impl Common {
 /// Where a worker gets its connections from.
 pub(crate) struct Mailbox {
     sender: Sender<Arrival>,
-    /// Places of connections that messages have come for, from whatever worker.
+    /// Places of connections that messages have come for, or keys that they wait for, from whatever worker.
     rung: Mutex<Vec<usize>>,
+    /// Keys were given back that changes of its wait for.
+    released: AtomicBool,
     /// Connections that it has or has been sent.
     load: AtomicUsize,
 }
 
 impl Mailbox {
     pub(crate) const fn new(sender: Sender<Arrival>) -> Self {
-        Self { sender, rung: Mutex::new(Vec::new()), load: AtomicUsize::new(0) }
+        let released = AtomicBool::new(false);
+        Self { sender, rung: Mutex::new(Vec::new()), released, load: AtomicUsize::new(0) }
     }
 
     fn rung(&self) -> MutexGuard<'_, Vec<usize>> {
@@ -118,7 +122,7 @@ impl Mailbox {
     }
 }
 
-/// Has a worker look at one of its connections: there are messages for it.
+/// Has a worker look at one of its connections: there are messages for it, or keys that it waits for.
 struct ConnectionWaker {
     common: Weak<Common>,
     worker: usize,
@@ -138,6 +142,20 @@ impl Bell for ConnectionWaker {
     }
 }
 
+/// Has a worker try again what [waits](Waiting) for keys: some were given back.
+struct Released {
+    common: Weak<Common>,
+    worker: usize,
+}
+
+impl Bell for Released {
+    fn ring(&self) {
+        let Some(common) = self.common.upgrade() else { return };
+        common.mailboxes[self.worker].released.store(true, Ordering::Release);
+        common.stopper.wake(self.worker);
+    }
+}
+
 /// A new connection, and the names of its ends.
 pub(crate) struct Arrival {
     stream: Stream,
@@ -145,12 +163,19 @@ pub(crate) struct Arrival {
     local: String,
 }
 
-/// Changes that others are in the way of, and when they are tried again.
+/// Changes that others are in the way of.
 struct Waiting {
     joint: Joint,
     since: Instant,
-    next: Instant,
+    /// When they are tried again; nothing: when keys are given back that they wait for, or to be given up.
+    next: Option<Instant>,
     pause: Duration,
+}
+
+impl Waiting {
+    fn due(&self) -> Instant {
+        self.next.unwrap_or(self.since + PATIENCE)
+    }
 }
 
 #[derive(Default)]
@@ -218,6 +243,10 @@ pub(crate) struct Worker<S> {
     joint: Joint,
     joined: Vec<usize>,
     waiting: Vec<Waiting>,
+    /// What is rung when keys are given back that they wait for.
+    released: Arc<dyn Bell>,
+    /// Something waits for a store whose server is away.
+    is_away: bool,
     /// Places that have a change to make, and no room to wait with it.
     parked: Vec<usize>,
     /// Places with a command that others are in the way of, and when it is tried again.
@@ -244,6 +273,7 @@ impl<S: Store> Worker<S> {
         common: Arc<Common>,
     ) -> Self {
         let (is_wanted, whole) = (Arc::new(AtomicBool::new(false)), Arc::downgrade(&common));
+        let released: Arc<dyn Bell> = Arc::new(Released { common: whole.clone(), worker: number });
         let wanted = Arc::clone(&is_wanted);
         store.wake_by(Arc::new(move || {
             if !wanted.swap(true, Ordering::AcqRel)
@@ -266,9 +296,11 @@ impl<S: Store> Worker<S> {
             newcomers: VecDeque::new(),
             was_new: false,
             share: ROUND,
-            joint: Joint::default(),
+            joint: Joint::with_bell(Arc::clone(&released)),
             joined: Vec::new(),
             waiting: Vec::new(),
+            released,
+            is_away: false,
             parked: Vec::new(),
             paused: Vec::new(),
             buffer: vec![0; READ_BUFFER],
@@ -375,7 +407,11 @@ impl<S: Store> Worker<S> {
         while let Ok(arrival) = self.inbox.try_recv() {
             self.seat(arrival);
         }
-        // Those that messages have come for. Whoever has such a place now may be somebody else: no harm is done.
+        self.take_rung();
+    }
+
+    /// Those that messages have come for, or keys, have a turn. Whoever has such a place now may be somebody else: no harm is done.
+    fn take_rung(&mut self) {
         let rung = std::mem::take(&mut *self.common.mailboxes[self.number].rung());
         rung.into_iter().for_each(|place| self.enqueue(place));
     }
@@ -539,7 +575,8 @@ impl<S: Store> Worker<S> {
                 }
                 After::InTheWay => {
                     connection.queued = true;
-                    self.paused.push((Instant::now() + pause, place));
+                    let next = self.next_try(Instant::now(), pause);
+                    self.paused.push((next, place));
                 }
                 After::Close => self.leave(place),
             }
@@ -599,10 +636,32 @@ impl<S: Store> Worker<S> {
     fn write_once(&mut self) -> Vec<(Piece, Verdict)> {
         let left = self.joint.write(&mut self.store, &self.common.shared);
         if !self.joint.is_empty() {
-            let (joint, since) = (std::mem::take(&mut self.joint), Instant::now());
-            self.waiting.push(Waiting { joint, since, next: since + PAUSE, pause: PAUSE });
+            let empty = Joint::with_bell(Arc::clone(&self.released));
+            let (joint, since) = (std::mem::replace(&mut self.joint, empty), Instant::now());
+            let next = joint.is_obstructed().then(|| self.next_try(since, PAUSE));
+            self.waiting.push(Waiting { joint, since, next, pause: PAUSE });
         }
         left
+    }
+
+    /// When what the store is in the way of is tried again: after a pause, or when a server that is away is not waited for any more.
+    fn next_try(&mut self, now: Instant, pause: Duration) -> Instant {
+        let away = self.store.away();
+        self.is_away |= away.is_some();
+        now + away.unwrap_or(pause)
+    }
+
+    /// What waits for something that has happened is due: keys were given back, or the store's server is there again.
+    fn hasten(&mut self, now: Instant) {
+        let released = self.common.mailboxes[self.number].released.swap(false, Ordering::AcqRel);
+        let is_back = self.is_away && self.store.away().is_none();
+        if is_back {
+            self.is_away = false;
+            self.paused.iter_mut().for_each(|(next, _)| *next = now);
+        }
+        if released || is_back {
+            self.waiting.iter_mut().for_each(|waiting| waiting.next = Some(now));
+        }
     }
 
     /// Has a connection find out what a command of its that came out otherwise is answered.
@@ -618,7 +677,7 @@ impl<S: Store> Worker<S> {
     /// When something that others are in the way of is tried again.
     fn next_attempt(&self) -> Option<Instant> {
         let paused = self.paused.iter().map(|(next, _)| *next);
-        self.waiting.iter().map(|waiting| waiting.next).chain(paused).min()
+        self.waiting.iter().map(Waiting::due).chain(paused).min()
     }
 
     /// Whether what waits is so much that nothing more is put off.
@@ -633,9 +692,10 @@ impl<S: Store> Worker<S> {
             return;
         }
         let common = Arc::clone(&self.common);
+        self.hasten(now);
         let mut over = BTreeSet::new();
         for mut waiting in std::mem::take(&mut self.waiting) {
-            if now < waiting.next {
+            if now < waiting.due() {
                 self.waiting.push(waiting);
                 continue;
             }
@@ -650,7 +710,8 @@ impl<S: Store> Worker<S> {
             }
             if !waiting.joint.is_empty() {
                 let pause = (waiting.pause * 2).min(PAUSE_MAX);
-                self.waiting.push(Waiting { next: now + pause, pause, ..waiting });
+                let next = waiting.joint.is_obstructed().then(|| self.next_try(now, pause));
+                self.waiting.push(Waiting { next, pause, ..waiting });
             }
         }
         // Those that still wait for something stay.
@@ -834,7 +895,7 @@ impl<S: Store> Worker<S> {
                 continue;
             }
             for place in 0..self.guests.len() {
-                if self.guests[place].as_ref().is_some_and(|guest| !guest.owes() && !guest.is_busy()) {
+                if self.guests[place].as_ref().is_some_and(|guest| !guest.owes() && !guest.waits()) {
                     self.leave(place);
                 }
             }
@@ -853,6 +914,7 @@ impl<S: Store> Worker<S> {
                     self.wake(seat - SEATS, event);
                 }
             }
+            self.take_rung();
         }
         for place in 0..self.guests.len() {
             self.leave(place);

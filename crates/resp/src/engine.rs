@@ -882,12 +882,19 @@ impl Session {
         waits
     }
 
-    /// Whether one of these requests has to wait for a command that holds keys of its.
+    /// Whether one of these requests has to wait for a command that holds keys of its. The connection's [bell](Self::open_with_bell) is rung
+    /// when that one is over.
     #[must_use]
     pub fn is_barred(&self, run: &Run<'_>, shared: &Shared) -> bool {
-        shared.keys_held.any()
+        let (held, bell) = (&shared.keys_held, self.bell());
+        held.any()
             && !self.transaction.is_open()
-            && run.requests().any(|request| shared.keys_held.bar_all(&self.keys_of(&request)))
+            && run.requests().any(|request| held.bar_all(&self.keys_of(&request), bell))
+    }
+
+    /// What tells the thread that serves the connection to look at it.
+    pub(crate) fn bell(&self) -> Option<&Arc<dyn Bell>> {
+        self.peer.bell.as_ref()
     }
 
     /// Holds the keys of a request, until they are [given back](Shared::give_back). Nothing may run beside this.
@@ -936,13 +943,8 @@ impl Session {
         use command::Id;
         let command = Command::find(request.word(0))?;
         let long = match command.id {
-            Id::Keys | Id::RandomKey | Id::DbSize | Id::FlushDb | Id::FlushAll => true,
-            Id::Exists | Id::Touch | Id::MGet | Id::Del | Id::Unlink | Id::MSet | Id::MSetNx => {
-                command::is_large(command, request)
-            }
-            Id::Publish => request.len() == 3 && shared.channels.takes_long(request.word(1)),
             Id::Exec => self.transaction.is_ready(),
-            _ => false,
+            _ => command::is_long(command, request, shared),
         };
         let is_open = self.transaction.is_open() && command.id != Id::Exec;
         if !long || !command.takes(request.len()) || self.stranger(shared) || is_open || self.only_listens() {
@@ -991,7 +993,8 @@ impl Session {
     }
 
     /// Carries a request out that [`joins`] others, as number `owner`, and appends its reply to `out`: it is to be sent when the
-    /// store has [taken](Joint::write) what was changed, and may be another one by then. Which command it was, if it was one.
+    /// store has [taken](Joint::write) what was changed, and may be another one by then. Which command it was, if it was one. It may have to
+    /// [wait](Self::is_waiting), and has not joined them then.
     pub fn execute_joined<S: Store>(
         &mut self,
         owner: usize,
@@ -1003,7 +1006,10 @@ impl Session {
     ) -> Option<&'static Command> {
         let start = out.len();
         let command = self.execute(request, &mut Joined { store, joint }, shared, moment, out);
-        joint.note(owner, start..out.len(), request);
+        match self.is_waiting() {
+            true => joint.forget(),
+            false => joint.note(owner, start..out.len(), request),
+        }
         command
     }
 
@@ -1039,10 +1045,16 @@ impl Session {
             Decoder::new(Limits { bulk: usize::MAX >> 1, request: usize::MAX >> 1, words: 1 << 30 });
         decoder.push(&piece.request);
         let request = decoder.next(false).ok().flatten().expect("a request that was encoded");
+        // How long it may wait is the business of whoever has put it off.
+        let since = self.waits_since;
         self.repeating = true;
         command::dispatch(self, &request, joined, shared, moment, out);
         self.repeating = false;
-        joined.joint.note_again(piece);
+        match self.is_waiting() {
+            true => joined.joint.postpone(piece, Key { space: self.space, name: request.word(1) }),
+            false => joined.joint.note_again(piece),
+        }
+        self.waits_since = since;
     }
 
     /// Tells the peer that there is no memory for what it wants; the connection is to be closed.

@@ -16,8 +16,9 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 
-use crate::engine::Shared;
+use crate::engine::{Bell, Shared};
 use crate::protocol::Request;
 use crate::store::{Change, Condition, Fetched, HEAD_LEN, Key, Store, StoreError, StoreLimits, Version};
 
@@ -44,8 +45,12 @@ pub struct Joint {
     version: u64,
     /// All of it has waited for others.
     waited: bool,
+    /// Some of it waits for the store.
+    obstructed: bool,
     /// The command that it is of holds its keys.
     pub(crate) hold: Option<u64>,
+    /// What is rung when keys are given back that it waits for.
+    bell: Option<Arc<dyn Bell>>,
 }
 
 /// What is known of one key that the commands looked at.
@@ -55,7 +60,7 @@ struct Entry {
     name: Box<[u8]>,
     base: Base,
     now: Now,
-    /// It was looked at twice, and was not the same.
+    /// It was looked at twice, and was not the same; or it is not known what it is, as the store was in the way of the look.
     moved: bool,
     /// How many of its values were [written so that something takes less room](Condition::Freeing), and how many were not.
     freeing: usize,
@@ -164,6 +169,18 @@ impl Entry {
 }
 
 impl Joint {
+    /// One whose owner is told when keys are given back that [it waits for](Self::write).
+    #[must_use]
+    pub fn with_bell(bell: Arc<dyn Bell>) -> Self {
+        Self { bell: Some(bell), ..Self::default() }
+    }
+
+    /// Whether some of what waits does so for the store, which is to be tried again. All else waits for keys that commands hold.
+    #[must_use]
+    pub const fn is_obstructed(&self) -> bool {
+        self.obstructed
+    }
+
     /// Whether nothing has been put off.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -190,10 +207,12 @@ impl Joint {
     /// The store does not answer for each change.
     pub fn write<S: Store + ?Sized>(&mut self, store: &mut S, shared: &Shared) -> Vec<(Piece, Verdict)> {
         for entry in &mut self.entries {
-            if shared.keys_held.bar(entry.key(), entry.change().is_some(), self.hold) {
+            let writes = entry.change().is_some();
+            if shared.keys_held.bar(entry.key(), writes, self.hold, self.bell.as_ref()) {
                 entry.verdict = Verdict::Waits;
             }
         }
+        let barred = self.waits();
         let is_changed = |n: &usize| self.entries[*n].is_free() && self.entries[*n].change().is_some();
         let changed: Vec<usize> = (0..self.entries.len()).filter(is_changed).collect();
         let changes: Vec<Change<'_>> = changed.iter().filter_map(|n| self.entries[*n].change()).collect();
@@ -236,6 +255,7 @@ impl Joint {
         for entry in &mut self.entries {
             entry.verify(store, any);
         }
+        let obstructed = self.waits() > barred;
         let mut left = Vec::new();
         let (mut pieces, mut places) = (Vec::new(), BTreeMap::new());
         if self.entries.iter().any(|entry| entry.verdict != Verdict::Done) {
@@ -260,9 +280,14 @@ impl Joint {
         waits.sort_unstable_by_key(|(place, _)| *place);
         self.clear();
         self.entries.extend(waits.into_iter().map(|(_, entry)| entry));
-        self.waited = !pieces.is_empty();
+        (self.waited, self.obstructed) = (!pieces.is_empty(), obstructed);
         self.pieces = pieces;
         left
+    }
+
+    /// How many keys wait.
+    fn waits(&self) -> usize {
+        self.entries.iter().filter(|entry| !entry.is_free()).count()
     }
 
     /// Gives up what has waited for too long.
@@ -294,7 +319,19 @@ impl Joint {
         self.pieces.clear();
         self.bytes = 0;
         self.touched = None;
-        self.waited = false;
+        (self.waited, self.obstructed) = (false, false);
+    }
+
+    /// The command under way has not been carried out.
+    pub(crate) const fn forget(&mut self) {
+        self.touched = None;
+    }
+
+    /// Notes a command that was to be carried out again, and could not be, as the store was in the way: it comes again.
+    pub(crate) fn postpone(&mut self, piece: &Piece, key: Key<'_>) {
+        let n = self.find(key).unwrap_or_else(|| self.add(Base::Unseen));
+        self.entries[n].moved = true;
+        self.note_again(piece);
     }
 
     /// Notes a command that has just been carried out, if what it answered depends on the store's taking it.
@@ -354,18 +391,19 @@ impl Entry {
         if !self.is_free() {
             return;
         }
-        if self.moved {
-            self.verdict = Verdict::Again;
-            return;
-        }
-        let Base::Seen(base) = self.base else { return };
-        if any && self.change().is_none() {
-            match store.head(self.key(), &mut Vec::with_capacity(HEAD_LEN)) {
-                Ok(version) if version == base => {}
-                Ok(_) => self.verdict = Verdict::Again,
-                Err(error) => self.verdict = Verdict::Failed(error),
-            }
-        }
+        let seen = match self.base {
+            _ if self.moved => None,
+            Base::Seen(base) if any && self.change().is_none() => Some(base),
+            Base::Seen(_) | Base::Unseen => return,
+        };
+        self.verdict = match store.head(self.key(), &mut Vec::with_capacity(HEAD_LEN)) {
+            // It is to be carried out again when it can be.
+            Err(StoreError::InTheWay) => Verdict::Waits,
+            _ if self.moved => Verdict::Again,
+            Ok(version) if Some(version) == seen => Verdict::Done,
+            Ok(_) => Verdict::Again,
+            Err(error) => Verdict::Failed(error),
+        };
     }
 }
 

@@ -6,8 +6,9 @@
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use crate::store::{Condition, HEAD_LEN, Key, Store, StoreError, StoreLimits, Version};
+use crate::store::{Change, Condition, HEAD_LEN, Key, Store, StoreError, StoreLimits, Version};
 
 /// A handle of the store. Its clones are handles of the same one.
 #[derive(Clone, Debug)]
@@ -172,6 +173,109 @@ impl Store for MemoryStore {
             shard.counts.retain(|at, _| space.is_some_and(|space| space != *at));
         }
         Ok(0)
+    }
+}
+
+/// What is asked of a [`Hooked`] store.
+#[derive(Clone, Copy, Debug)]
+pub enum Step<'a> {
+    /// A value, or the front of one.
+    Get(Key<'a>),
+    /// That a value is written.
+    Put(Key<'a>, Condition),
+    /// That a value is deleted.
+    Delete(Key<'a>),
+    /// Several changes that are made [together](Hook::TOGETHER).
+    Changes,
+    /// What goes over all keys: to show some, to count them, or to delete some.
+    All,
+}
+
+/// What happens before each step of a store.
+pub trait Hook {
+    /// Whether changes that are made at once are one step, and not one each.
+    const TOGETHER: bool = false;
+
+    /// Is called before a step, which fails if this does.
+    ///
+    /// # Errors
+    /// The error that the step is to have.
+    fn before(&mut self, step: Step<'_>, store: &mut MemoryStore) -> Result<(), StoreError>;
+
+    /// See [`Store::away`].
+    fn away(&self) -> Option<Duration> {
+        None
+    }
+}
+
+/// A store in memory to which something happens, for tests.
+#[derive(Default, Debug)]
+pub struct Hooked<H> {
+    /// What is hooked.
+    pub store: MemoryStore,
+    /// What happens.
+    pub hook: H,
+}
+
+impl<H: Hook> Hooked<H> {
+    fn reach(&mut self, step: Step<'_>) -> Result<&mut MemoryStore, StoreError> {
+        self.hook.before(step, &mut self.store)?;
+        Ok(&mut self.store)
+    }
+}
+
+impl<H: Hook> Store for Hooked<H> {
+    fn limits(&self) -> StoreLimits {
+        self.store.limits()
+    }
+
+    fn get(&mut self, key: Key<'_>, value: &mut Vec<u8>) -> Result<Option<Version>, StoreError> {
+        self.reach(Step::Get(key))?.get(key, value)
+    }
+
+    fn put(&mut self, key: Key<'_>, value: &[u8], condition: Condition) -> Result<bool, StoreError> {
+        self.reach(Step::Put(key, condition))?.put(key, value, condition)
+    }
+
+    fn change_many(&mut self, changes: &[Change<'_>], done: &mut Vec<Result<bool, StoreError>>) {
+        if H::TOGETHER {
+            match self.reach(Step::Changes) {
+                Ok(store) => return store.change_many(changes, done),
+                Err(error) => return done.extend(changes.iter().map(|_| Err(error.clone()))),
+            }
+        }
+        for Change { key, value, condition } in changes {
+            done.push(match value {
+                Some(value) => self.put(*key, value, *condition),
+                None => self.delete(*key, *condition),
+            });
+        }
+    }
+
+    fn delete(&mut self, key: Key<'_>, condition: Condition) -> Result<bool, StoreError> {
+        self.reach(Step::Delete(key))?.delete(key, condition)
+    }
+
+    fn scan(
+        &mut self,
+        space: u8,
+        cursor: u64,
+        count: usize,
+        each: &mut dyn FnMut(&[u8], &[u8]),
+    ) -> Result<u64, StoreError> {
+        self.reach(Step::All)?.scan(space, cursor, count, each)
+    }
+
+    fn count(&mut self, space: u8) -> Result<Option<u64>, StoreError> {
+        self.reach(Step::All)?.count(space)
+    }
+
+    fn clear(&mut self, space: Option<u8>, cursor: u64) -> Result<u64, StoreError> {
+        self.reach(Step::All)?.clear(space, cursor)
+    }
+
+    fn away(&mut self) -> Option<Duration> {
+        self.hook.away()
     }
 }
 

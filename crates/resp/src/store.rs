@@ -99,10 +99,11 @@ pub enum StoreError {
     /// The store cannot be reached, or failed: the reason, as a sentence.
     #[error("ERR the store did not answer: {0}")]
     Unavailable(String),
-    /// Others are in the way of a change: writers of the key, or a store that cleans its log and has no room before that is done. It
-    /// has not been made, and may be tried again.
+    /// Others are in the way of a change: writers of the key, or a store that cleans its log and has no room before that is done. Or the
+    /// store's server is [away](Store::away), and is waited for. Nothing has been done, and it may be tried again.
     #[error(
-        "ERR the store did not answer: others have been in the way for too long: writers of the key, or the cleaning of its log"
+        "ERR the store did not answer: others have been in the way for too long: writers of the key, the cleaning of its log, or a \
+         connection to it that does not last"
     )]
     InTheWay,
     /// A stored value that this crate did not write.
@@ -223,6 +224,13 @@ pub trait Store {
     /// From here on the store calls this, from whatever thread, when it wants to be [given a rest](Self::rest) though nobody does anything.
     fn wake_by(&mut self, wake: Arc<dyn Fn() + Send + Sync>) {
         drop(wake);
+    }
+
+    /// For how long the store is still waited for, if its server is away. Until then whatever is asked of it is
+    /// [in the way](StoreError::InTheWay), and when the server is there again the store [wakes](Self::wake_by). `None`: it is there, or is not
+    /// waited for.
+    fn away(&mut self) -> Option<Duration> {
+        None
     }
 
     /// A descriptor that becomes readable when the store wants to be [given a rest](Self::rest), if it has one: to be asked for before each

@@ -176,15 +176,28 @@ fn a_bench_of_peers_ends_with_them() {
     ends_by_each_signal(&["gateway"], true);
 }
 
-/// What takes a namespace away is a program, which a terminal would interrupt as well. Network namespaces take root.
+/// What takes a namespace away is a program, which a terminal would interrupt as well: here the first one for each namespace is. Network namespaces
+/// take root.
 #[test]
 fn a_bench_of_namespaces_takes_them_away_though_ctrl_c_comes_again_and_again() {
     if !rustix::process::geteuid().is_root() {
         eprintln!("skipped: network namespaces take root");
         return;
     }
+    let programs = tempfile::tempdir().expect("a directory");
+    let path = std::env::var("PATH").expect("a search path");
+    let ip = Command::new("sh").args(["-c", "command -v ip"]).output().expect("a shell").stdout;
+    let interrupted = format!(
+        "#!/bin/sh\nif [ \"$1 $2\" = \"netns del\" ] && mkdir \"$0.$3\" 2>&-; then kill -INT $$; fi\nexec {} \"$@\"\n",
+        String::from_utf8_lossy(&ip).trim()
+    );
+    fs::write(programs.path().join("ip"), interrupted).expect("written");
+    let executable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    fs::set_permissions(programs.path().join("ip"), executable).expect("executable");
+    let mark = format!("{:x}", RandomState::new().hash_one(&path));
     let mut command = bench();
-    command.args(["transport", "--path", "udp-veth"]).process_group(0);
+    command.args(["transport", "--path", "udp-veth"]).process_group(0).env(MARK, &mark);
+    command.env("PATH", format!("{}:{path}", programs.path().display()));
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("rem starts");
     let group = format!("-{}", child.id());
     // The process that measures, which has it in their names.
@@ -203,6 +216,9 @@ fn a_bench_of_namespaces_takes_them_away_though_ctrl_c_comes_again_and_again() {
     }
     assert_eq!(child.wait().expect("it has ended").code(), Some(130));
     assert_eq!(namespaces(&begins), [""; 0], "of {there:?}");
+    assert_eq!(marked(&mark), [""; 0], "processes that are left");
+    let deleted = names(programs.path()).into_iter().filter(|name| name.starts_with("ip.")).count();
+    assert!(deleted >= there.len(), "{deleted} were interrupted");
 }
 
 fn namespaces(begin: &str) -> Vec<String> {

@@ -8,8 +8,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::mpsc;
 
 use mio::Waker;
-use remanence_resp::memory::MemoryStore;
-use remanence_resp::store::{Condition, Key, StoreLimits, Version};
+use remanence_resp::memory::{Hook, Hooked, MemoryStore, Step};
 
 use super::*;
 use crate::connection::{COMMAND, NEW};
@@ -78,11 +77,31 @@ impl<S: Store> Host<S> {
         self.worker.gather(&mut self.events, Some(Duration::ZERO));
         self.worker.serve();
         self.worker.write_joint();
-        // Nobody waits for the pauses between attempts.
+        // Nobody waits for the pauses between attempts. What waits for keys is told when they are given back.
         let paused = self.worker.paused.iter().map(|(next, _)| *next);
-        let next = self.worker.waiting.iter().map(|waiting| waiting.next).chain(paused).max();
+        let next = self.worker.waiting.iter().filter_map(|waiting| waiting.next).chain(paused).max();
         self.worker.write_waiting(next.unwrap_or_else(Instant::now));
         self.commands() - before
+    }
+
+    /// One round in which nobody's pause is over, but for those that are told.
+    fn round_at_once(&mut self) {
+        self.worker.gather(&mut self.events, Some(Duration::ZERO));
+        self.worker.serve();
+        self.worker.write_joint();
+        self.worker.write_waiting(Instant::now());
+    }
+
+    /// What comes for a client, in as many rounds as that takes until it is so long.
+    fn replies(&mut self, client: &mut Client, len: usize) -> String {
+        let (mut came, mut rounds) = (client.read(), 0);
+        while came.len() < len {
+            self.round();
+            came.extend(client.read());
+            rounds += 1;
+            assert!(rounds < 1000, "it is never answered: {}", String::from_utf8_lossy(&came));
+        }
+        String::from_utf8_lossy(&came).into_owned()
     }
 
     /// Sends all of it, in as many rounds as that takes.
@@ -397,12 +416,60 @@ fn between_the_parts_of_a_command_on_many_keys_nobody_comes_to_one_of_them() {
             waited += 1;
             assert!(waited < 100, "it comes to no end");
         }
-        let mut came = Vec::new();
-        while came.len() < seen.len() {
+        // Whoever waited for the keys is told, and tries again at no other time.
+        assert_eq!(host.replies(&mut reader, seen.len()), seen);
+        let length = if command.starts_with("DEL") { ":1\r\n" } else { ":4\r\n" };
+        assert_eq!(host.replies(&mut writer, length.len()), length);
+        assert_eq!(host.worker.next_attempt(), None);
+    }
+}
+
+#[test]
+fn what_exec_carries_out_goes_in_parts_too_and_is_one_moment() {
+    let of = |each: &str| (1000..4000).map(|n| each.replace("key", &format!("key{n}"))).collect::<String>();
+    let (names, pairs) = (of(" key"), of(" key v"));
+    let (there, gone) = ("$1\r\nv\r\n", "$-1\r\n");
+    // What is done before, the command, its reply, how many rounds it takes at least, and what is at a key then.
+    let cases = [
+        ("PING", format!("MGET{names}"), format!("*3000\r\n{}", there.repeat(3000)), 3000 / 64, there),
+        ("PING", format!("EXISTS{names}"), ":3000\r\n".to_owned(), 3000 / 64, there),
+        ("PING", "KEYS key3999".to_owned(), "*1\r\n$7\r\nkey3999\r\n".to_owned(), 3000 / 1024, there),
+        ("PING", format!("MSET{pairs}"), "+OK\r\n".to_owned(), 3000 / 512, there),
+        ("FLUSHALL", format!("MSETNX{pairs}"), ":1\r\n".to_owned(), 2 * 3000 / 512, there),
+        ("PING", format!("DEL{names}"), ":3000\r\n".to_owned(), 3000 / 512, gone),
+        ("PING", "FLUSHALL".to_owned(), "+OK\r\n".to_owned(), 16, gone),
+    ];
+    for (before, command, reply, least, found) in cases {
+        let name = &command[..4];
+        let mut host = Host::new();
+        let (mut many, mut good, mut writer) = (host.known(), host.known(), host.known());
+        host.send(
+            &mut many,
+            format!("MSET{pairs}\r\n{before}\r\nMULTI\r\n{command}\r\nGET key3999\r\n").as_bytes(),
+        );
+        let came = host.replies(&mut many, "+OK\r\n+OK\r\n+OK\r\n+QUEUED\r\n+QUEUED\r\n".len());
+        assert!(came.ends_with("+OK\r\n+QUEUED\r\n+QUEUED\r\n"), "{name}: {came}");
+        many.feed(b"EXEC\r\n");
+        let (mut rounds, mut replied) = (0, Vec::new());
+        while replied.is_empty() {
+            good.feed(b"PING\r\n");
             host.round();
-            came.extend(reader.read());
+            assert_eq!(good.read(), b"+PONG\r\n", "{name}: others are served in each round");
+            replied = many.read();
+            if rounds == 0 {
+                assert!(host.worker.common.shared.has_holds(), "{name}: it goes on");
+                writer.feed(b"SET key3999 w\r\n");
+            } else if replied.is_empty() {
+                assert!(writer.read().is_empty(), "{name}: somebody came between its parts");
+            }
+            rounds += 1;
         }
-        assert_eq!(String::from_utf8_lossy(&came), seen);
+        assert!(rounds >= least, "{rounds} rounds for {name}");
+        let expected = format!("*2\r\n{reply}{found}");
+        let rest = host.replies(&mut many, expected.len() - replied.len());
+        assert_eq!(String::from_utf8_lossy(&replied) + &*rest, expected.as_str(), "{name}");
+        assert_eq!(host.replies(&mut writer, 5), "+OK\r\n", "{name}");
+        assert!(!host.worker.common.shared.has_holds());
     }
 }
 
@@ -420,58 +487,118 @@ fn a_connection_that_is_over_is_drained_a_share_at_a_time() {
     assert_eq!(client.read(), b"+OK\r\n", "and its last reply is not lost");
 }
 
-/// A store in which others are in the way of changes of some keys, as long as they are.
-struct Obstructed {
-    store: MemoryStore,
-    is: Rc<Cell<bool>>,
+/// The store's server goes away after so many answers, unless they are [all](THERE) that it is asked for, and is waited for then.
+struct Away {
+    left: Rc<Cell<u32>>,
+    /// How often it was asked for something when it was away.
+    asked: Rc<Cell<u32>>,
 }
 
-impl Obstructed {
-    fn stops(&self, key: Key<'_>) -> bool {
-        self.is.get() && key.name.starts_with(b"way")
+const THERE: u32 = u32::MAX;
+/// For how long it is waited for.
+const LONG: Duration = Duration::from_secs(3600);
+
+impl Hook for Away {
+    fn before(&mut self, _: Step<'_>, _: &mut MemoryStore) -> Result<(), StoreError> {
+        match self.left.get() {
+            0 => {
+                self.asked.set(self.asked.get() + 1);
+                return Err(StoreError::InTheWay);
+            }
+            THERE => {}
+            left => self.left.set(left - 1),
+        }
+        Ok(())
+    }
+
+    fn away(&self) -> Option<Duration> {
+        (self.left.get() == 0).then_some(LONG)
     }
 }
 
-impl Store for Obstructed {
-    fn limits(&self) -> StoreLimits {
-        self.store.limits()
+#[test]
+fn what_needs_a_store_that_is_away_waits_for_it_and_all_else_goes_on() {
+    let many = format!("EXISTS a{}", (1000..1200).map(|n| format!(" key{n}")).collect::<String>());
+    // Commands, and what a store answers that has `a` 1 and a hash `h` with a field `f`.
+    let cases = [
+        ("GET a", "$1\r\n1\r\n"),
+        ("GET a\r\nGET none\r\nGET a", "$1\r\n1\r\n$-1\r\n$1\r\n1\r\n"),
+        ("CLIENT REPLY SKIP\r\nGET a\r\nGET a", "$1\r\n1\r\n"),
+        ("INCR a", ":2\r\n"),
+        ("SET a 5\r\nINCR a\r\nHSET h g 1\r\nHLEN h\r\nPING", "+OK\r\n:6\r\n:1\r\n:2\r\n+PONG\r\n"),
+        ("SET b 5\r\nGET a\r\nGET b", "+OK\r\n$1\r\n1\r\n$1\r\n5\r\n"),
+        ("MSET a 2 b 3\r\nMGET a b", "+OK\r\n*2\r\n$1\r\n2\r\n$1\r\n3\r\n"),
+        ("MSETNX b 2 c 3", ":1\r\n"),
+        ("RENAME a b\r\nEXISTS a b", "+OK\r\n:1\r\n"),
+        ("RENAMENX a b", ":1\r\n"),
+        ("DEL a h none", ":2\r\n"),
+        ("EXPIRE a 100\r\nTYPE a", ":1\r\n+string\r\n"),
+        ("KEYS a", "*1\r\n$1\r\na\r\n"),
+        ("DBSIZE", ":2\r\n"),
+        ("FLUSHALL\r\nDBSIZE", "+OK\r\n:0\r\n"),
+        (
+            "WATCH a\r\nMULTI\r\nINCR a\r\nMGET a a\r\nKEYS a\r\nEXEC",
+            "+OK\r\n+OK\r\n+QUEUED\r\n+QUEUED\r\n+QUEUED\r\n*3\r\n:2\r\n*2\r\n$1\r\n2\r\n$1\r\n2\r\n*1\r\n$1\r\na\r\n",
+        ),
+        (&many[..], ":1\r\n"),
+    ];
+    for (commands, replies) in cases {
+        for answers in 0..6 {
+            let [left, asked] = [THERE, 0].map(|count| Rc::new(Cell::new(count)));
+            let hook = Away { left: Rc::clone(&left), asked: Rc::clone(&asked) };
+            let mut host = Host::over(Hooked { store: MemoryStore::default(), hook });
+            let (mut waits, mut good) = (host.known(), host.known());
+            good.feed(b"SET a 1\r\nHSET h f v\r\n");
+            assert_eq!(host.replies(&mut good, 9), "+OK\r\n:1\r\n");
+            left.set(answers);
+            waits.feed(format!("{commands}\r\n").as_bytes());
+            let mut before = 0;
+            for _ in 0..20 {
+                before = asked.get();
+                good.feed(b"PING\r\nECHO x\r\n");
+                host.round_at_once();
+                assert_eq!(good.read(), b"+PONG\r\n$1\r\nx\r\n", "{commands}: answered in its round");
+            }
+            assert_eq!(asked.get(), before, "{commands}: it is asked again and again");
+            if before > 0 {
+                let due = host.worker.next_attempt().expect("something waits");
+                assert!(due > Instant::now() + LONG / 2, "{commands}: nothing wakes up for it before");
+            }
+            left.set(THERE);
+            let mut came = waits.read();
+            for _ in 0..60 {
+                host.round_at_once();
+                came.extend(waits.read());
+            }
+            assert_eq!(String::from_utf8_lossy(&came), replies, "{commands}, away after {answers} answers");
+            let is_over = !host.worker.common.shared.has_holds() && host.worker.next_attempt().is_none();
+            assert!(is_over, "{commands}: something is left");
+        }
     }
+}
 
-    fn get(&mut self, key: Key<'_>, value: &mut Vec<u8>) -> Result<Option<Version>, StoreError> {
-        self.store.get(key, value)
-    }
+/// Others are in the way of changes of some keys, as long as they are.
+struct Obstructed(Rc<Cell<bool>>);
 
-    fn put(&mut self, key: Key<'_>, value: &[u8], condition: Condition) -> Result<bool, StoreError> {
-        if self.stops(key) { Err(StoreError::InTheWay) } else { self.store.put(key, value, condition) }
+impl Hook for Obstructed {
+    fn before(&mut self, step: Step<'_>, _: &mut MemoryStore) -> Result<(), StoreError> {
+        match step {
+            Step::Put(key, _) | Step::Delete(key) if self.0.get() && key.name.starts_with(b"way") => {
+                Err(StoreError::InTheWay)
+            }
+            _ => Ok(()),
+        }
     }
+}
 
-    fn delete(&mut self, key: Key<'_>, condition: Condition) -> Result<bool, StoreError> {
-        if self.stops(key) { Err(StoreError::InTheWay) } else { self.store.delete(key, condition) }
-    }
-
-    fn scan(
-        &mut self,
-        space: u8,
-        cursor: u64,
-        count: usize,
-        each: &mut dyn FnMut(&[u8], &[u8]),
-    ) -> Result<u64, StoreError> {
-        self.store.scan(space, cursor, count, each)
-    }
-
-    fn count(&mut self, space: u8) -> Result<Option<u64>, StoreError> {
-        self.store.count(space)
-    }
-
-    fn clear(&mut self, space: Option<u8>, cursor: u64) -> Result<u64, StoreError> {
-        self.store.clear(space, cursor)
-    }
+fn obstructed(is: &Rc<Cell<bool>>) -> Host<Hooked<Obstructed>> {
+    Host::over(Hooked { store: MemoryStore::default(), hook: Obstructed(Rc::clone(is)) })
 }
 
 #[test]
 fn what_others_are_in_the_way_of_waits_by_itself_and_all_else_goes_on() {
     let is = Rc::new(Cell::new(true));
-    let mut host = Host::over(Obstructed { store: MemoryStore::default(), is: Rc::clone(&is) });
+    let mut host = obstructed(&is);
     let (mut first, mut second, mut good) = (host.known(), host.known(), host.known());
     first.feed(b"SET way 1\r\nGET way\r\n");
     host.round();
@@ -500,7 +627,7 @@ fn what_others_are_in_the_way_of_waits_by_itself_and_all_else_goes_on() {
 #[test]
 fn no_more_waits_than_there_is_room_for_and_what_has_no_room_comes_behind_it() {
     let is = Rc::new(Cell::new(true));
-    let mut host = Host::over(Obstructed { store: MemoryStore::default(), is: Rc::clone(&is) });
+    let mut host = obstructed(&is);
     let (mut large, mut small) = (host.known(), host.known());
     let value = vec![b'x'; WAITING + 1];
     let head = format!("*3\r\n$3\r\nSET\r\n$3\r\nway\r\n${}\r\n", value.len());
@@ -549,7 +676,7 @@ fn what_changes_several_keys_waits_with_its_connection_and_nobody_sees_the_half_
     ];
     for (before, commands, replies, after) in cases {
         let is = Rc::new(Cell::new(false));
-        let mut host = Host::over(Obstructed { store: MemoryStore::default(), is: Rc::clone(&is) });
+        let mut host = obstructed(&is);
         let (mut several, mut good) = (host.known(), host.known());
         let (mut reader, mut writer) = (host.known(), host.known());
         good.feed(format!("{before}\r\n").as_bytes());
@@ -588,7 +715,7 @@ fn what_changes_several_keys_waits_with_its_connection_and_nobody_sees_the_half_
 #[test]
 fn what_is_said_to_a_connection_without_replies_waits_too_and_a_connection_that_goes_gives_its_keys_back() {
     let is = Rc::new(Cell::new(true));
-    let mut host = Host::over(Obstructed { store: MemoryStore::default(), is: Rc::clone(&is) });
+    let mut host = obstructed(&is);
     let (mut silent, mut good) = (host.known(), host.known());
     silent.feed(b"CLIENT REPLY OFF\r\nSET way 1\r\nSET way 2\r\nCLIENT REPLY ON\r\n");
     for _ in 0..5 {
@@ -650,7 +777,7 @@ fn an_idle_worker_has_nothing_to_wake_up_for() {
 #[test]
 fn who_is_killed_goes_at_once_and_its_command_is_carried_out_before() {
     let is = Rc::new(Cell::new(true));
-    let mut host = Host::over(Obstructed { store: MemoryStore::default(), is: Rc::clone(&is) });
+    let mut host = obstructed(&is);
     let (mut silent, mut busy, mut good) = (host.known(), host.known(), host.known());
     busy.feed(b"MSET free 1 way 2\r\n");
     silent.feed(b"CLIENT ID\r\n");
@@ -663,7 +790,7 @@ fn who_is_killed_goes_at_once_and_its_command_is_carried_out_before() {
         assert_eq!(good.read(), b":1\r\n");
     }
     host.round();
-    let there = |host: &Host<Obstructed>, place: usize| host.worker.guests[place].is_some();
+    let there = |host: &Host<Hooked<Obstructed>>, place: usize| host.worker.guests[place].is_some();
     assert!(!there(&host, 0) && there(&host, 1));
     is.set(false);
     while there(&host, 1) {

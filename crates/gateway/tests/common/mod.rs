@@ -1,8 +1,10 @@
 //! A gateway over a store in memory, and a client that speaks bytes.
 #![allow(dead_code, reason = "each test binary uses its own part of this")]
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::Duration;
 
 use remanence_gateway::{Address, Gateway, Options};
@@ -57,7 +59,7 @@ impl Client {
             match self.stream.read(&mut chunk) {
                 Ok(0) => return None,
                 Ok(count) => self.pending.extend_from_slice(&chunk[..count]),
-                Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return None,
+                Err(error) if error.kind() == ErrorKind::ConnectionReset => return None,
                 Err(error) => panic!("no reply: {error}"),
             }
         }
@@ -66,6 +68,38 @@ impl Client {
     pub(crate) fn run(&mut self, line: &str) -> Frame {
         self.send(format!("{line}\r\n").as_bytes());
         self.reply().expect("the gateway closed the connection")
+    }
+}
+
+/// A connection by a unix socket: what was written to one is at its other end.
+pub(crate) struct UnixClient(pub(crate) UnixStream);
+
+impl UnixClient {
+    pub(crate) fn connect(path: &Path) -> Self {
+        let stream = UnixStream::connect(path).expect("the gateway listens");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
+        let mut client = Self(stream);
+        client.send("PING\r\n");
+        client.expect("+PONG\r\n");
+        client
+    }
+
+    pub(crate) fn send(&mut self, lines: &str) {
+        self.0.write_all(lines.as_bytes()).expect("it is read");
+    }
+
+    pub(crate) fn expect(&mut self, reply: &str) {
+        let mut bytes = vec![0; reply.len()];
+        self.0.read_exact(&mut bytes).expect("a reply");
+        assert_eq!(String::from_utf8_lossy(&bytes), reply);
+    }
+
+    /// Whether nothing has come for it.
+    pub(crate) fn has_no_reply(&mut self) -> bool {
+        self.0.set_nonblocking(true).expect("a socket");
+        let read = self.0.read(&mut [0]);
+        self.0.set_nonblocking(false).expect("a socket");
+        matches!(read, Err(error) if error.kind() == ErrorKind::WouldBlock)
     }
 }
 

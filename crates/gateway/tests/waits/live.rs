@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use common::{Client, PATIENCE, bulk, ok, options, start, tcp};
 use remanence_gateway::{Address, Error, Gateway, Options};
 use remanence_resp::engine::Config;
-use remanence_resp::memory::MemoryStore;
+use remanence_resp::memory::{Hook, Hooked, MemoryStore, Step};
 use remanence_resp::protocol::{Frame, Limits};
-use remanence_resp::store::{Condition, Key, Store, StoreError, StoreLimits, Version};
+use remanence_resp::store::StoreError;
 
 /// Waits for what happens by itself, sooner or later.
 fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
@@ -370,53 +370,26 @@ fn commands_on_several_keys_are_seen_whole() {
     gateway.stop();
 }
 
-/// Panics when it is asked for a certain key, and at another waits until it is told to go on.
-struct Fragile(MemoryStore, Option<Receiver<()>>);
+/// Panics when the store is asked for a certain key, and at another waits until it is told to go on.
+struct Fragile(Option<Receiver<()>>);
 
-impl Store for Fragile {
-    fn limits(&self) -> StoreLimits {
-        self.0.limits()
-    }
-
-    fn get(&mut self, key: Key<'_>, value: &mut Vec<u8>) -> Result<Option<Version>, StoreError> {
-        assert!(key.name != b"boom", "this panic is part of a test");
-        if let (b"gate", Some(gate)) = (key.name, &self.1) {
-            gate.recv_timeout(PATIENCE).unwrap();
+impl Hook for Fragile {
+    fn before(&mut self, step: Step<'_>, _: &mut MemoryStore) -> Result<(), StoreError> {
+        if let Step::Get(key) = step {
+            assert!(key.name != b"boom", "this panic is part of a test");
+            if let (b"gate", Some(gate)) = (key.name, &self.0) {
+                gate.recv_timeout(PATIENCE).unwrap();
+            }
         }
-        self.0.get(key, value)
-    }
-
-    fn put(&mut self, key: Key<'_>, value: &[u8], condition: Condition) -> Result<bool, StoreError> {
-        self.0.put(key, value, condition)
-    }
-
-    fn delete(&mut self, key: Key<'_>, condition: Condition) -> Result<bool, StoreError> {
-        self.0.delete(key, condition)
-    }
-
-    fn scan(
-        &mut self,
-        space: u8,
-        cursor: u64,
-        count: usize,
-        each: &mut dyn FnMut(&[u8], &[u8]),
-    ) -> Result<u64, StoreError> {
-        self.0.scan(space, cursor, count, each)
-    }
-
-    fn count(&mut self, space: u8) -> Result<Option<u64>, StoreError> {
-        self.0.count(space)
-    }
-
-    fn clear(&mut self, space: Option<u8>, cursor: u64) -> Result<u64, StoreError> {
-        self.0.clear(space, cursor)
+        Ok(())
     }
 }
 
 #[test]
 fn a_worker_that_panics_ends_the_whole_gateway() {
     let store = MemoryStore::default();
-    let gateway = Gateway::start(options(), |_| Ok(Fragile(store.clone(), None))).unwrap();
+    let gateway =
+        Gateway::start(options(), |_| Ok(Hooked { store: store.clone(), hook: Fragile(None) })).unwrap();
     let (mut one, mut two) = (Client::connect(&gateway), Client::connect(&gateway));
     one.run("PING");
     two.run("PING");
@@ -432,7 +405,7 @@ fn what_had_arrived_when_the_stop_came_is_answered() {
     let (store, (open, gate)) = (MemoryStore::default(), channel());
     let gate = Mutex::new(Some(gate));
     let gateway = Gateway::start(Options { threads: 1, ..options() }, |_| {
-        Ok(Fragile(store.clone(), gate.lock().unwrap().take()))
+        Ok(Hooked { store: store.clone(), hook: Fragile(gate.lock().unwrap().take()) })
     })
     .unwrap();
     let (mut one, mut two) = (Client::connect(&gateway), Client::connect(&gateway));

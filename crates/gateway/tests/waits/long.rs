@@ -1,18 +1,17 @@
 //! Commands that go over all keys: others of the same thread are served between their parts.
 
-use std::io::{ErrorKind, Read as _, Write as _};
+use crate::common;
+
+use std::io::Read as _;
 use std::net::Shutdown;
-use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use common::{PATIENCE, UnixClient};
 use remanence_gateway::{Address, Gateway, Options};
 use remanence_resp::memory::MemoryStore;
 use remanence_resp::store::{Condition, Key, Store, StoreError, StoreLimits, Version};
-
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Goes over all keys, and comes to no end before it may.
 #[derive(Clone, Default)]
@@ -59,33 +58,6 @@ impl Store for Endless {
     }
 }
 
-struct Client(UnixStream);
-
-impl Client {
-    fn connect(path: &Path) -> Self {
-        let stream = UnixStream::connect(path).expect("the gateway listens");
-        stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
-        Self(stream)
-    }
-
-    fn send(&mut self, lines: &str) {
-        self.0.write_all(lines.as_bytes()).expect("it is read");
-    }
-
-    fn expect(&mut self, reply: &str) {
-        let mut bytes = vec![0; reply.len()];
-        self.0.read_exact(&mut bytes).expect("a reply");
-        assert_eq!(String::from_utf8_lossy(&bytes), reply);
-    }
-
-    fn has_no_reply(&mut self) -> bool {
-        self.0.set_nonblocking(true).expect("a socket");
-        let read = self.0.read(&mut [0]);
-        self.0.set_nonblocking(false).expect("a socket");
-        matches!(read, Err(error) if error.kind() == ErrorKind::WouldBlock)
-    }
-}
-
 #[test]
 fn others_are_served_between_the_parts_of_what_goes_over_all_keys() {
     let cases = [
@@ -103,7 +75,7 @@ fn others_are_served_between_the_parts_of_what_goes_over_all_keys() {
             Options { listen: vec![Address::Unix(path.clone())], threads: 1, sweep: 0, ..Options::default() };
         let served = store.clone();
         let gateway = Gateway::start(options, move |_| Ok(served.clone())).expect("a gateway");
-        let (mut long, mut short) = (Client::connect(&path), Client::connect(&path));
+        let (mut long, mut short) = (UnixClient::connect(&path), UnixClient::connect(&path));
         short.send("SET a 1\r\n");
         short.expect("+OK\r\n");
         // What follows is carried out behind it, though its sender has nothing more to say.

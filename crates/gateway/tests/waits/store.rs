@@ -273,6 +273,64 @@ fn every_acknowledged_set_is_there_after_the_server_was_killed() {
 }
 
 #[test]
+fn who_waits_for_a_server_that_is_away_keeps_nobody_else_waiting() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("store");
+    let mut server = Served::start(&file, "127.9.39.1:0".parse().unwrap());
+    let (address, context) = (server.address, context("127.9.39.2"));
+    // Longer than the test waits: who was waited for in place would be seen.
+    let connector = connector(&context, address).hold(PATIENCE * 10);
+    let gateway = gateway(&connector, Options { threads: 1, ..options() });
+    let lines = [
+        ("GET a", vec![bulk("1")]),
+        ("GET a\r\nGET none", vec![bulk("1"), Frame::Null]),
+        ("HSET h f v", vec![Frame::Integer(1)]),
+        ("MGET a none", vec![Frame::Array(vec![bulk("1"), Frame::Null])]),
+        ("EXISTS a none", vec![Frame::Integer(1)]),
+    ];
+    let mut other = Client::connect(&gateway);
+    assert_eq!(other.run("SET a 1"), ok());
+    server.kill();
+    // The connection is given up before they come: a write that was on its way then would fail.
+    let since = Instant::now();
+    let count = |name: &str, text: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(&format!("{name}:")));
+        line.expect("a fact").parse::<u64>().expect("a number")
+    };
+    let mut first = Client::connect(&gateway);
+    first.send(b"GET a\r\n");
+    loop {
+        let Frame::Bulk(info) = other.run("INFO store") else { panic!() };
+        if count("store_connections_lost", &String::from_utf8(info).unwrap()) > 0 {
+            break;
+        }
+        assert!(since.elapsed() < PATIENCE, "the connection is never lost");
+    }
+    let mut waiting: Vec<Client> = lines.iter().map(|_| Client::connect(&gateway)).collect();
+    for (client, (line, _)) in waiting.iter_mut().zip(&lines) {
+        client.send(format!("{line}\r\n").as_bytes());
+    }
+    for _ in 0..100 {
+        assert_eq!(other.run("PING"), Frame::Simple(b"PONG".to_vec()));
+    }
+    for client in waiting.iter().chain([&first]) {
+        client.stream.set_nonblocking(true).unwrap();
+        let nothing = client.stream.peek(&mut [0]).unwrap_err();
+        assert_eq!(nothing.kind(), std::io::ErrorKind::WouldBlock, "nobody can know yet");
+        client.stream.set_nonblocking(false).unwrap();
+    }
+    let server = Served::start(&file, address);
+    assert_eq!(first.reply(), Some(bulk("1")));
+    for (client, (line, replies)) in waiting.iter_mut().zip(lines) {
+        for reply in replies {
+            assert_eq!(client.reply(), Some(reply), "{line}");
+        }
+    }
+    gateway.stop();
+    drop(server);
+}
+
+#[test]
 fn a_server_that_is_away_is_an_error_at_once_and_the_gateway_stops_all_the_same() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("store");

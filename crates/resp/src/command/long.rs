@@ -1,7 +1,7 @@
 //! Commands that go over all keys: `db.c`. How long they take depends on how many there are, so they are carried out in parts, each
 //! of which is short, and whoever carries them out serves others in between: KEYS, RANDOMKEY, FLUSHDB and FLUSHALL, and DBSIZE
 //! as long as a store has not counted its keys. So are those that name [many keys](Several), PUBLISH where a name is to be compared with many long
-//! patterns, and EXEC. Inside a transaction all parts of a command follow each other.
+//! patterns, and EXEC, and what of these EXEC carries out.
 
 use std::ops::Range;
 
@@ -64,6 +64,12 @@ enum What {
     Exec(Box<Exec>),
 }
 
+impl What {
+    const fn flushes(&self) -> bool {
+        matches!(self, Self::Flush { .. })
+    }
+}
+
 impl Long {
     /// Bytes that it keeps.
     #[must_use]
@@ -85,8 +91,17 @@ impl Long {
 
     /// Whether nothing may run beside its next part: it changes what it comes by, or is to be one moment and does not hold its keys yet.
     #[must_use]
-    pub const fn alone(&self) -> bool {
-        matches!(self.what, What::Flush { .. }) || self.is_one_moment() && self.hold.is_none()
+    pub fn alone(&self) -> bool {
+        let flushes = match &self.what {
+            What::Exec(exec) => exec.flushes(),
+            what => what.flushes(),
+        };
+        flushes || self.is_one_moment() && self.hold.is_none()
+    }
+
+    /// Whether it deletes whatever it comes by.
+    pub(super) const fn flushes(&self) -> bool {
+        self.what.flushes()
     }
 
     /// Whether nobody comes between its parts to one of its keys.
@@ -95,10 +110,10 @@ impl Long {
         matches!(self.what, What::Exec(_) | What::Several(_))
     }
 
-    /// Whether it has to wait for another one that holds keys of its.
+    /// Whether it has to wait for another one that holds keys of its, as [`Session::is_barred`].
     #[must_use]
-    pub fn is_barred(&self, shared: &Shared) -> bool {
-        self.hold.is_none() && shared.keys_held.bar_all(&self.keys)
+    pub fn is_barred(&self, session: &Session, shared: &Shared) -> bool {
+        self.hold.is_none() && shared.keys_held.bar_all(&self.keys, session.bell())
     }
 
     /// Has its keys kept as they are until its end.
@@ -237,8 +252,20 @@ const fn most(id: Id) -> usize {
     if matches!(id, Id::Exists | Id::Touch | Id::MGet) { READ } else { WRITTEN }
 }
 
+/// Whether a request, which is not EXEC, is carried out in parts.
+pub(crate) fn is_long(command: &Command, request: &Request<'_>, shared: &Shared) -> bool {
+    match command.id {
+        Id::Keys | Id::RandomKey | Id::DbSize | Id::FlushDb | Id::FlushAll => true,
+        Id::Exists | Id::Touch | Id::MGet | Id::Del | Id::Unlink | Id::MSet | Id::MSetNx => {
+            is_large(command, request)
+        }
+        Id::Publish => request.len() == 3 && shared.channels.takes_long(request.word(1)),
+        _ => false,
+    }
+}
+
 /// Whether a request on several keys is more than one part.
-pub(crate) fn is_large(command: &Command, request: &Request<'_>) -> bool {
+fn is_large(command: &Command, request: &Request<'_>) -> bool {
     let keys = (request.len() - 1) / command.keys[2].max(1) as usize;
     keys > most(command.id) || keys > 1 && request.words(1).map(<[u8]>::len).sum::<usize>() > BYTES
 }

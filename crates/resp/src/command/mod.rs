@@ -29,7 +29,7 @@ use crate::store::{Condition, Key, Metered, Store, StoreError, Version};
 use crate::value::{Head, Kind, UnixMs};
 
 pub use long::Long;
-pub(crate) use long::is_large;
+pub(crate) use long::is_long;
 pub(crate) use run::dispatch_run;
 pub use table::{COMMANDS, Command, Id};
 pub(crate) use transaction::Transaction;

@@ -4,7 +4,7 @@
 use super::{Call, Command, Done, answer_failure, count};
 use crate::engine::{Moment, Session, Shared};
 use crate::protocol::{Run, Writer};
-use crate::store::{Fetched, Key, OPERATION, Store};
+use crate::store::{Fetched, Key, OPERATION, Store, StoreError};
 use crate::value::{Head, Kind, UnixMs};
 
 /// Carries out a run of requests that are [`alike`](crate::engine::alike).
@@ -37,6 +37,14 @@ fn gets<S: Store>(
     let keys: Vec<Key<'_>> = run.requests().map(|request| Key { space, name: request.word(1) }).collect();
     store.get_many(&keys, &mut values, &mut fetched);
     assert_eq!(fetched.len(), keys.len(), "a store answers for each key");
+    // Where it could not be asked for one of them, all of them come again.
+    let stops = fetched.contains(&Err(StoreError::InTheWay));
+    let asked: Done = if stops { Err(StoreError::InTheWay.into()) } else { Ok(()) };
+    if session.waits(&asked, moment) {
+        fetched.clear();
+        session.fetched = fetched;
+        return recycle(session, values);
+    }
     session.worked(keys.len() * OPERATION + values.len());
     let now = moment.now();
     // Counters are shared by all threads: a run adds to each of them once.

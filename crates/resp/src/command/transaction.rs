@@ -3,7 +3,8 @@
 //! What follows MULTI is looked at, queued, and carried out by EXEC, one command after the other, on a [`Joint`]: the store is waited for
 //! once for many. A command that fails there takes none of the others back. What is wrong with a request when it is queued discards all of them. That nothing runs beside
 //! EXEC is the caller's part, as for every command on several keys ([`isolation`](crate::engine::isolation)). Where others are in the way of a
-//! change, or there is much to do, it is carried out in [parts](super::Long), and holds its keys between them.
+//! change, or there is much to do, it is carried out in [parts](super::Long), and holds its keys between them. What is carried out in parts by itself
+//! is so here, too.
 //!
 //! A watched key has changed if its version is another one than at WATCH. Versions do not come again, so a value that was
 //! replaced by the same one counts as changed, as in Redis. A key that was absent has no version: it has changed if it, or
@@ -16,7 +17,8 @@
 use std::collections::VecDeque;
 
 use super::{
-    ATTEMPTS, CONTENDED, Call, Command, Done, Failure, Id, answer_failure, carry_out, count, wrong_arity,
+    ATTEMPTS, CONTENDED, Call, Command, Done, Failure, Id, Long, answer_failure, carry_out, count, is_long,
+    wrong_arity,
 };
 use crate::engine::{Joins, Moment, Session, Shared, joins};
 use crate::holds::Keys;
@@ -251,6 +253,8 @@ pub(crate) struct Exec {
     keys: Keys,
     requests: usize,
     queue: Decoder,
+    /// The one of them that is under way, if it is carried out in parts.
+    long: Option<Box<Long>>,
     /// What they have answered.
     replies: Vec<u8>,
     /// What they change is given to the store together, but for commands on several keys: each wait is one for all whom EXEC keeps waiting.
@@ -281,6 +285,7 @@ impl Exec {
             keys: keys.sorted(),
             requests: queue.requests,
             queue: decoder,
+            long: None,
             replies: Vec::new(),
             joint: Joint::default(),
             rounds: None,
@@ -294,7 +299,13 @@ impl Exec {
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.queue.capacity() + self.replies.capacity()
+        let long = self.long.as_ref().map_or(0, |long| long.bytes());
+        self.queue.capacity() + self.replies.capacity() + long
+    }
+
+    /// Whether the command under way deletes whatever it comes by.
+    pub(super) fn flushes(&self) -> bool {
+        self.long.as_ref().is_some_and(|long| long.flushes())
     }
 
     /// Its keys are held.
@@ -311,13 +322,15 @@ impl Exec {
         now: Moment,
         out: &mut Vec<u8>,
     ) -> Done<bool> {
-        if let Some(watched) = self.watched.take() {
-            for key in &watched {
+        if self.watched.is_some() {
+            for key in self.watched.iter().flatten() {
                 if look(store, shared, key.space, &key.name, self.moment)? != key.seen {
                     Writer::new(out, session.version).null_array();
                     return Ok(true);
                 }
             }
+            // Where the store was in the way of a look, all of them are looked at again.
+            self.watched = None;
             Writer::new(&mut self.replies, session.version).array(self.requests);
         }
         session.in_exec = true;
@@ -341,6 +354,9 @@ impl Exec {
             if self.rounds.is_some() {
                 self.settle(session, store, shared, now)?;
             }
+            if !self.part(session, store, shared, now)? {
+                return Ok(false);
+            }
             if session.work() - before >= PART && self.queue.pending() > 0 {
                 return Ok(false);
             }
@@ -362,6 +378,17 @@ impl Exec {
                 self.rounds = Some(0);
                 continue;
             }
+            if is_long(command, &request, shared) {
+                let (mut nothing, moment) = (Vec::new(), self.moment);
+                let reply = Writer::new(&mut nothing, session.version);
+                let (store, session) = (&mut *store, &mut *session);
+                let mut call = Call { command, request: &request, store, session, shared, moment, reply };
+                // What is wrong with it is said by carrying it out.
+                if let Ok(long) = call.long() {
+                    self.long = Some(Box::new(long));
+                    continue;
+                }
+            }
             let (start, out) = (self.replies.len(), &mut self.replies);
             let done = match joined {
                 true => {
@@ -373,6 +400,7 @@ impl Exec {
             if session.waits(&done, now) {
                 self.replies.truncate(start);
                 self.queue.unread();
+                self.joint.forget();
                 return Err(StoreError::InTheWay.into());
             }
             count(shared, command, &done);
@@ -381,6 +409,30 @@ impl Exec {
             }
             self.joint.note(0, start..self.replies.len(), &request);
         }
+    }
+
+    /// Carries out a part of the command that is carried out in parts, if one is under way; whether none is from here on.
+    fn part<S: Store>(
+        &mut self,
+        session: &mut Session,
+        store: &mut S,
+        shared: &Shared,
+        now: Moment,
+    ) -> Done<bool> {
+        let Some(mut long) = self.long.take() else { return Ok(true) };
+        let start = self.replies.len();
+        let done = long.step(session, store, shared, self.moment, &mut self.replies);
+        let waits = session.waits(&done, now);
+        if waits || done == Ok(None) {
+            self.long = Some(long);
+            return if waits { Err(StoreError::InTheWay.into()) } else { Ok(false) };
+        }
+        let done = done.map(|work| session.worked(work.unwrap_or(0)));
+        count(shared, long.command, &done);
+        if let Err(failure) = done {
+            answer_failure(session, shared, &failure, start, &mut self.replies);
+        }
+        Ok(true)
     }
 
     /// Has the store write what commands have changed, and answers those anew whose replies do not hold: nobody else of this gateway is

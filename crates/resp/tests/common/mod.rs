@@ -1,71 +1,47 @@
-//! A store in memory that something happens to.
+//! A store in memory to which something happens at one step.
 
-use remanence_resp::memory::MemoryStore;
-use remanence_resp::store::{Condition, Key, Store, StoreError, StoreLimits, Version};
+use remanence_resp::memory::{self, Hook, MemoryStore, Step};
+use remanence_resp::store::StoreError;
 
 /// What a store says that has ended. A reply has one line, whatever its error has.
 pub(crate) const GONE: &str = "the\r\nlink is down";
 
-/// What happens at a step.
-pub(crate) type Hook<'h> = Box<dyn FnOnce(&mut MemoryStore) + 'h>;
-
 /// A store where something else happens before one of the steps, or that is gone from there on.
-pub(crate) struct Hooked<'h> {
-    pub(crate) store: MemoryStore,
+pub(crate) type Hooked<'h> = memory::Hooked<Once<'h>>;
+
+pub(crate) struct Once<'h> {
     /// Steps before it.
     pub(crate) left: usize,
-    pub(crate) hook: Option<Hook<'h>>,
-    /// Nothing works once the hook was called.
-    pub(crate) ends: bool,
+    happens: Option<Box<dyn FnOnce(&mut MemoryStore) + 'h>>,
+    /// Nothing works once it has happened.
+    ends: bool,
 }
 
-impl Hooked<'_> {
-    fn step(&mut self) -> Result<(), StoreError> {
+impl Hook for Once<'_> {
+    fn before(&mut self, _: Step<'_>, store: &mut MemoryStore) -> Result<(), StoreError> {
         if self.left == 0
-            && let Some(hook) = self.hook.take()
+            && let Some(happens) = self.happens.take()
         {
-            hook(&mut self.store);
+            happens(store);
         }
         self.left = self.left.saturating_sub(1);
-        match self.ends && self.hook.is_none() {
+        match self.ends && self.happens.is_none() {
             true => Err(StoreError::Unavailable(GONE.to_owned())),
             false => Ok(()),
         }
     }
 }
 
-impl Store for Hooked<'_> {
-    fn limits(&self) -> StoreLimits {
-        self.store.limits()
-    }
-    fn get(&mut self, key: Key<'_>, value: &mut Vec<u8>) -> Result<Option<Version>, StoreError> {
-        self.step()?;
-        self.store.get(key, value)
-    }
-    fn put(&mut self, key: Key<'_>, value: &[u8], condition: Condition) -> Result<bool, StoreError> {
-        self.step()?;
-        self.store.put(key, value, condition)
-    }
-    fn delete(&mut self, key: Key<'_>, condition: Condition) -> Result<bool, StoreError> {
-        self.step()?;
-        self.store.delete(key, condition)
-    }
-    fn scan(
-        &mut self,
-        space: u8,
-        cursor: u64,
-        count: usize,
-        each: &mut dyn FnMut(&[u8], &[u8]),
-    ) -> Result<u64, StoreError> {
-        self.step()?;
-        self.store.scan(space, cursor, count, each)
-    }
-    fn count(&mut self, space: u8) -> Result<Option<u64>, StoreError> {
-        self.step()?;
-        self.store.count(space)
-    }
-    fn clear(&mut self, space: Option<u8>, cursor: u64) -> Result<u64, StoreError> {
-        self.step()?;
-        self.store.clear(space, cursor)
-    }
+/// A store where this happens after so many steps.
+pub(crate) fn hooked<'h>(
+    store: &MemoryStore,
+    left: usize,
+    happens: impl FnOnce(&mut MemoryStore) + 'h,
+) -> Hooked<'h> {
+    Hooked { store: store.clone(), hook: Once { left, happens: Some(Box::new(happens)), ends: false } }
+}
+
+/// A store that is gone after so many steps.
+pub(crate) fn ends(store: &MemoryStore, left: usize) -> Hooked<'static> {
+    Hooked { store: store.clone(), hook: Once { left, happens: Some(Box::new(|_| ())), ends: true } }
 }

@@ -1,10 +1,10 @@
 //! Commands that are put off, and written together: their replies are those of one after the other, whoever comes between.
 
 use remanence_resp::engine::{Config, Joins, Moment, Session, Shared, joins};
-use remanence_resp::joint::{Joint, Verdict};
-use remanence_resp::memory::MemoryStore;
+use remanence_resp::joint::{Joint, Piece, Verdict};
+use remanence_resp::memory::{Hook, Hooked, MemoryStore, Step};
 use remanence_resp::protocol::{Decoder, Limits};
-use remanence_resp::store::{Change, Condition, Key, Store, StoreError, StoreLimits, Version};
+use remanence_resp::store::{Condition, Key, Store, StoreError};
 
 const MOMENT: Moment = Moment { unix_us: 1_000_000, random: 7 };
 
@@ -172,50 +172,28 @@ fn commands_are_counted_once_though_they_are_carried_out_again() {
     assert_eq!((calls(b"incr"), calls(b"set"), shared.stats.commands.get()), (1, 1, 2));
 }
 
-/// A store that has no room, but for what frees, or says nothing at all.
-struct Broken(MemoryStore, StoreError);
+/// There is no room, but for what frees, or nothing is said at all.
+struct Broken(StoreError);
 
-impl Store for Broken {
-    fn limits(&self) -> StoreLimits {
-        self.0.limits()
-    }
-    fn get(&mut self, key: Key<'_>, value: &mut Vec<u8>) -> Result<Option<Version>, StoreError> {
-        self.0.get(key, value)
-    }
-    fn put(&mut self, key: Key<'_>, value: &[u8], condition: Condition) -> Result<bool, StoreError> {
-        if key.name == b"lost" && !matches!(condition, Condition::Freeing(_)) {
-            Err(self.1.clone())
-        } else {
-            self.0.put(key, value, condition)
+impl Hook for Broken {
+    fn before(&mut self, step: Step<'_>, _: &mut MemoryStore) -> Result<(), StoreError> {
+        match step {
+            Step::Put(_, Condition::Freeing(_)) => Ok(()),
+            Step::Put(Key { name: b"lost", .. }, _) | Step::All => Err(self.0.clone()),
+            _ => Ok(()),
         }
     }
-    fn delete(&mut self, key: Key<'_>, condition: Condition) -> Result<bool, StoreError> {
-        self.0.delete(key, condition)
-    }
-    fn change_many(&mut self, changes: &[Change<'_>], done: &mut Vec<Result<bool, StoreError>>) {
-        for Change { key, value, condition } in changes {
-            done.push(match value {
-                Some(value) => self.put(*key, value, *condition),
-                None => self.delete(*key, *condition),
-            });
-        }
-    }
-    fn scan(&mut self, _: u8, _: u64, _: usize, _: &mut dyn FnMut(&[u8], &[u8])) -> Result<u64, StoreError> {
-        Err(self.1.clone())
-    }
-    fn count(&mut self, _: u8) -> Result<Option<u64>, StoreError> {
-        Err(self.1.clone())
-    }
-    fn clear(&mut self, _: Option<u8>, _: u64) -> Result<u64, StoreError> {
-        Err(self.1.clone())
-    }
+}
+
+fn broken(error: StoreError) -> Hooked<Broken> {
+    Hooked { store: MemoryStore::default(), hook: Broken(error) }
 }
 
 #[test]
 fn what_the_store_does_not_take_is_told_to_all_who_saw_it_and_to_nobody_else() {
     let shared = Shared::new(Config::default(), 0);
     for error in [StoreError::Full, StoreError::Unavailable("it is away".to_owned())] {
-        let (mut store, mut joint) = (Broken(MemoryStore::default(), error.clone()), Joint::default());
+        let (mut store, mut joint) = (broken(error.clone()), Joint::default());
         let mut session = Session::open(&shared, "a", "b", 0);
         let lines = ["SET lost 1", "GET lost", "SET kept 2", "INCR kept", "APPEND lost 3", "GET kept"];
         let mut replies: Vec<Vec<u8>> = Vec::new();
@@ -246,9 +224,9 @@ fn what_the_store_does_not_take_is_told_to_all_who_saw_it_and_to_nobody_else() {
 #[test]
 fn what_frees_is_not_refused_for_the_sake_of_others() {
     let shared = Shared::new(Config::default(), 0);
-    let (mut store, mut joint) = (Broken(MemoryStore::default(), StoreError::Full), Joint::default());
+    let (mut store, mut joint) = (broken(StoreError::Full), Joint::default());
     let mut session = Session::open(&shared, "a", "b", 0);
-    at_once(&mut session, &mut store.0, &shared, "HSET lost f 1 g 2 h 3");
+    at_once(&mut session, &mut store.store, &shared, "HSET lost f 1 g 2 h 3");
     let lines =
         ["HDEL lost f", "HSET lost i 4", "HDEL lost g", "SET kept 1", "SET lost2 1", "EXPIRE lost2 1000"];
     let mut replies: Vec<Vec<u8>> = Vec::new();
@@ -279,61 +257,38 @@ fn what_frees_is_not_refused_for_the_sake_of_others() {
     let replies: Vec<String> =
         replies.into_iter().map(|reply| String::from_utf8(reply).expect("text")).collect();
     assert_eq!(replies, wanted);
-    assert_eq!(at_once(&mut session, &mut store.0, &shared, "HGETALL lost"), b"*2\r\n$1\r\nh\r\n$1\r\n3\r\n");
+    assert_eq!(
+        at_once(&mut session, &mut store.store, &shared, "HGETALL lost"),
+        b"*2\r\n$1\r\nh\r\n$1\r\n3\r\n"
+    );
 }
 
-/// A store that counts how often it is waited for. Somebody else increments `a` before each of the first of those times.
+/// Counts how often the store is waited for. Somebody else increments `a` before each of the first of those times.
+#[derive(Default)]
 struct Waits {
-    store: MemoryStore,
     waits: usize,
     others: usize,
+    /// The store's server is away.
+    is_away: bool,
 }
 
-impl Waits {
-    fn wait(&mut self) {
-        self.waits += 1;
-        if self.others > 0 {
-            self.others -= 1;
-            let shared = Shared::new(Config::default(), 0);
-            let mut other = Session::open(&shared, "a", "b", 0);
-            at_once(&mut other, &mut self.store, &shared, "INCR a");
+impl Hook for Waits {
+    const TOGETHER: bool = true;
+
+    fn before(&mut self, step: Step<'_>, store: &mut MemoryStore) -> Result<(), StoreError> {
+        if self.is_away {
+            return Err(StoreError::InTheWay);
         }
-    }
-}
-
-impl Store for Waits {
-    fn limits(&self) -> StoreLimits {
-        self.store.limits()
-    }
-    fn get(&mut self, key: Key<'_>, value: &mut Vec<u8>) -> Result<Option<Version>, StoreError> {
-        self.store.get(key, value)
-    }
-    fn put(&mut self, key: Key<'_>, value: &[u8], condition: Condition) -> Result<bool, StoreError> {
-        self.wait();
-        self.store.put(key, value, condition)
-    }
-    fn delete(&mut self, key: Key<'_>, condition: Condition) -> Result<bool, StoreError> {
-        self.wait();
-        self.store.delete(key, condition)
-    }
-    fn change_many(&mut self, changes: &[Change<'_>], done: &mut Vec<Result<bool, StoreError>>) {
-        self.wait();
-        self.store.change_many(changes, done);
-    }
-    fn scan(
-        &mut self,
-        space: u8,
-        cursor: u64,
-        count: usize,
-        each: &mut dyn FnMut(&[u8], &[u8]),
-    ) -> Result<u64, StoreError> {
-        self.store.scan(space, cursor, count, each)
-    }
-    fn count(&mut self, space: u8) -> Result<Option<u64>, StoreError> {
-        self.store.count(space)
-    }
-    fn clear(&mut self, space: Option<u8>, cursor: u64) -> Result<u64, StoreError> {
-        self.store.clear(space, cursor)
+        if !matches!(step, Step::Get(_) | Step::All) {
+            self.waits += 1;
+            if self.others > 0 {
+                self.others -= 1;
+                let shared = Shared::new(Config::default(), 0);
+                let mut other = Session::open(&shared, "a", "b", 0);
+                at_once(&mut other, store, &shared, "INCR a");
+            }
+        }
+        Ok(())
     }
 }
 
@@ -348,7 +303,7 @@ fn transaction(session: &mut Session, store: &mut impl Store, shared: &Shared, l
 #[test]
 fn a_transaction_waits_once_for_all_that_it_changes() {
     let shared = Shared::new(Config::default(), 0);
-    let mut store = Waits { store: MemoryStore::default(), waits: 0, others: 0 };
+    let mut store = Hooked::<Waits>::default();
     let mut session = Session::open(&shared, "a", "b", 0);
     let mut lines: Vec<String> = (0..300).map(|n| format!("SET key{n} {n}")).collect();
     lines.extend((0..50).map(|n| format!("INCR key{n}")));
@@ -356,15 +311,15 @@ fn a_transaction_waits_once_for_all_that_it_changes() {
     lines.push("GET key7".to_owned());
     let reply = transaction(&mut session, &mut store, &shared, &lines);
     assert!(reply.starts_with("*401\r\n+OK\r\n") && reply.ends_with(":1\r\n$1\r\n8\r\n"), "{reply}");
-    assert_eq!(store.waits, 1);
+    assert_eq!(store.hook.waits, 1);
     // What is on several keys waits for what was before it, and by itself.
     lines.insert(20, "MSET one 1 two 2".to_owned());
     transaction(&mut session, &mut store, &shared, &lines);
-    assert_eq!(store.waits, 1 + 3);
+    assert_eq!(store.hook.waits, 1 + 3);
     // More than are put off at a time.
     let lines: Vec<String> = (0..5000).map(|n| format!("SET key{n} {n}")).collect();
     transaction(&mut session, &mut store, &shared, &lines);
-    assert!(store.waits < 4 + 20, "{}", store.waits);
+    assert!(store.hook.waits < 4 + 20, "{}", store.hook.waits);
 }
 
 #[test]
@@ -397,7 +352,7 @@ fn a_transaction_answers_as_its_commands_do_one_after_the_other() {
 fn a_transaction_that_somebody_beside_the_gateway_comes_between_answers_what_holds() {
     for others in [1, 2, 5, 40] {
         let shared = Shared::new(Config::default(), 0);
-        let mut store = Waits { store: MemoryStore::default(), waits: 0, others };
+        let mut store = Hooked { store: MemoryStore::default(), hook: Waits { others, ..Waits::default() } };
         let mut session = Session::open(&shared, "a", "b", 0);
         let lines = ["SET b 1", "INCR a", "APPEND b 2", "INCR a", "GET b", "GET a"];
         let reply = transaction(&mut session, &mut store, &shared, &lines.map(str::to_owned));
@@ -411,7 +366,43 @@ fn a_transaction_that_somebody_beside_the_gateway_comes_between_answers_what_hol
         assert_eq!(reply, wanted);
         assert!(first > 1, "somebody came between");
         let last = at_once(&mut session, &mut store.store, &shared, "GET a");
-        let sum = (others - store.others + 2).to_string();
+        let sum = (others - store.hook.others + 2).to_string();
         assert_eq!(last, format!("${}\r\n{sum}\r\n", sum.len()).into_bytes(), "each was counted once");
     }
+}
+
+#[test]
+fn what_is_to_be_carried_out_again_waits_for_a_store_that_is_away() {
+    let shared = Shared::new(Config::default(), 0);
+    let (mut store, mut joint) = (Hooked::<Waits>::default(), Joint::default());
+    let mut session = Session::open(&shared, "a", "b", 0);
+    let mut replies = vec![Vec::new(); 3];
+    for (n, (line, out)) in ["INCR a", "APPEND b x", "GET a"].into_iter().zip(&mut replies).enumerate() {
+        with_request(line, |request| {
+            session.execute_joined(n, request, (&mut store, &mut joint), &shared, MOMENT, out);
+        });
+    }
+    at_once(&mut session, &mut store, &shared, "SET a 5");
+    let mut left = joint.write(&mut store, &shared);
+    let mut mend = |left: Vec<(Piece, Verdict)>, store: &mut Hooked<Waits>, joint: &mut Joint| {
+        for (piece, verdict) in left {
+            assert_eq!(verdict, Verdict::Again);
+            let out = &mut replies[piece.owner];
+            out.clear();
+            session.mend((&piece, verdict), (&mut *store, &mut *joint), &shared, MOMENT, out);
+            assert_eq!((out.is_empty(), session.is_waiting()), (store.hook.is_away, false));
+        }
+    };
+    store.hook.is_away = true;
+    mend(left, &mut store, &mut joint);
+    for _ in 0..3 {
+        assert!(joint.write(&mut store, &shared).is_empty());
+        assert_eq!((joint.pieces(), joint.is_obstructed()), (2, true));
+    }
+    store.hook.is_away = false;
+    left = joint.write(&mut store, &shared);
+    assert_eq!(left.len(), 2);
+    mend(left, &mut store, &mut joint);
+    assert!(joint.write(&mut store, &shared).is_empty() && !joint.is_obstructed());
+    assert_eq!(replies, [&b":6\r\n"[..], b":1\r\n", b"$1\r\n6\r\n"]);
 }

@@ -2,11 +2,11 @@
 
 use crate::common;
 
-use common::Hooked;
+use common::ends;
 use remanence_resp::engine::{Config, Isolation, Moment, Session, Shared, isolation};
-use remanence_resp::memory::MemoryStore;
+use remanence_resp::memory::{Hook, Hooked, MemoryStore, Step};
 use remanence_resp::protocol::{Decoder, Frame, Limits, parse_frame};
-use remanence_resp::store::{Condition, Key, Store, StoreError, StoreLimits, Version};
+use remanence_resp::store::{Condition, Key, Store, StoreError, StoreLimits};
 
 struct Client<S> {
     session: Session,
@@ -175,10 +175,7 @@ fn a_store_that_fails_is_one_error_and_no_half_reply() {
             client.run(&shared, "MSET a 1 b 2 c 3");
             client.run(&shared, "HSET h f v");
             store.limits();
-            let mut client = Client::new(
-                &shared,
-                Hooked { store: store.clone(), left, hook: Some(Box::new(|_| ())), ends: true },
-            );
+            let mut client = Client::new(&shared, ends(&store, left));
             let reply = client.run(&shared, line);
             let (frame, len) = parse_frame(reply.as_bytes()).unwrap().unwrap();
             assert_eq!(len, reply.len(), "{line}: {reply:?}");
@@ -383,48 +380,17 @@ fn a_connection_can_be_told_to_end() {
     assert!(one.session.closing());
 }
 
-/// A store where one key cannot be reached.
-struct Broken(MemoryStore);
+/// One key cannot be reached.
+#[derive(Default)]
+struct Lost;
 
-impl Store for Broken {
-    fn limits(&self) -> StoreLimits {
-        self.0.limits()
-    }
-
-    fn get(&mut self, key: Key<'_>, value: &mut Vec<u8>) -> Result<Option<Version>, StoreError> {
-        if key.name == b"lost" {
-            return Err(StoreError::Unavailable("it is lost".to_owned()));
+impl Hook for Lost {
+    fn before(&mut self, step: Step<'_>, _: &mut MemoryStore) -> Result<(), StoreError> {
+        match step {
+            Step::Get(Key { name: b"lost", .. }) => Err(StoreError::Unavailable("it is lost".to_owned())),
+            Step::Put(Key { name: b"lost", .. }, _) => Err(StoreError::Full),
+            _ => Ok(()),
         }
-        self.0.get(key, value)
-    }
-
-    fn put(&mut self, key: Key<'_>, value: &[u8], condition: Condition) -> Result<bool, StoreError> {
-        if key.name == b"lost" {
-            return Err(StoreError::Full);
-        }
-        self.0.put(key, value, condition)
-    }
-
-    fn delete(&mut self, key: Key<'_>, condition: Condition) -> Result<bool, StoreError> {
-        self.0.delete(key, condition)
-    }
-
-    fn scan(
-        &mut self,
-        space: u8,
-        cursor: u64,
-        count: usize,
-        each: &mut dyn FnMut(&[u8], &[u8]),
-    ) -> Result<u64, StoreError> {
-        self.0.scan(space, cursor, count, each)
-    }
-
-    fn count(&mut self, space: u8) -> Result<Option<u64>, StoreError> {
-        self.0.count(space)
-    }
-
-    fn clear(&mut self, space: Option<u8>, cursor: u64) -> Result<u64, StoreError> {
-        self.0.clear(space, cursor)
     }
 }
 
@@ -445,7 +411,7 @@ fn what_goes_to_the_store_together_has_the_replies_and_counts_of_one_after_the_o
     }
     let carry_out = |max: usize, before: &str| {
         let shared = Shared::new(Config::default(), 0);
-        let mut client = Client::new(&shared, Broken(MemoryStore::default()));
+        let mut client = Client::new(&shared, Hooked::<Lost>::default());
         for line in ["SET a x", "HSET hash f v", "SET late y PX 10", "SET b z", before] {
             client.run(&shared, line);
         }

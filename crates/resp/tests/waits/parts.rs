@@ -4,13 +4,13 @@ use crate::common;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use common::Hooked;
+use common::{Hooked, ends, hooked};
 use remanence_resp::engine::{Config, Moment, Session, Shared};
 use remanence_resp::joint::Joint;
-use remanence_resp::memory::MemoryStore;
+use remanence_resp::memory::{self, Hook, MemoryStore, Step};
 use remanence_resp::parts::{Collected, collect, has_part, is_in_parts, owner_of, sweep};
 use remanence_resp::protocol::{Decoder, Frame, Limits, parse_frame};
-use remanence_resp::store::{Change, Condition, Key, Store, StoreError, StoreLimits, Version};
+use remanence_resp::store::{Condition, Key, Store, StoreError};
 use remanence_resp::sweep::Sweep;
 
 /// So small that a hash of a few fields is in parts, and folded at every other change.
@@ -186,9 +186,9 @@ fn prepared(shared: &Shared, fields: usize, state: &mut u64) -> (MemoryStore, Ve
 /// How many steps something takes.
 fn steps(store: &MemoryStore, run: impl FnOnce(&mut Hooked<'_>)) -> usize {
     const MANY: usize = 1 << 20;
-    let mut hooked = Hooked { store: store.clone(), left: MANY, hook: None, ends: false };
+    let mut hooked = hooked(store, MANY, |_| ());
     run(&mut hooked);
-    MANY - hooked.left
+    MANY - hooked.hook.left
 }
 
 #[test]
@@ -203,7 +203,7 @@ fn who_stops_anywhere_while_folding_spoils_nothing_and_the_next_one_finishes() {
         for left in 0..all {
             let (shared, mut state) = (shared(WHOLE), 1);
             let (mut store, before) = prepared(&shared, fields, &mut state);
-            let mut hooked = Hooked { store: store.clone(), left, hook: Some(Box::new(|_| ())), ends: true };
+            let mut hooked = ends(&store, left);
             fold(&shared, &mut hooked, &mut state).expect_err("it stops");
             assert_eq!(content(&shared, &mut store, "h"), before, "{fields} fields, {left} steps");
             // Whoever comes next changes something, and finishes.
@@ -241,8 +241,7 @@ fn who_is_held_up_anywhere_while_folding_undoes_nothing() {
                 }
                 after = content(&others, store, "h");
             };
-            let mut hooked =
-                Hooked { store: store.clone(), left, hook: Some(Box::new(&mut hook)), ends: false };
+            let mut hooked = hooked(&store, left, &mut hook);
             fold(&shared, &mut hooked, &mut state).expect("memory does not fail");
             drop(hooked);
             if !called {
@@ -287,8 +286,7 @@ fn what_is_read_of_many_parts_is_one_state() {
                 after = order(&run(&others, store, line));
                 fold(&others, store, &mut state).expect("memory does not fail");
             };
-            let mut hooked =
-                Hooked { store: store.clone(), left: left / 2, hook: Some(Box::new(&mut hook)), ends: false };
+            let mut hooked = hooked(&store, left / 2, &mut hook);
             let got = order(&run(&shared, &mut hooked, line));
             drop(hooked);
             if after.is_empty() {
@@ -376,7 +374,7 @@ fn a_sweep_while_a_hash_is_folded_takes_nothing_of_it() {
             called = true;
             sweep(store, 0, 0, 1000).expect("memory does not fail");
         };
-        let mut hooked = Hooked { store: store.clone(), left, hook: Some(Box::new(&mut hook)), ends: false };
+        let mut hooked = hooked(&store, left, &mut hook);
         fold(&shared, &mut hooked, &mut state).expect("memory does not fail");
         drop(hooked);
         assert_eq!(content(&shared, &mut store, "h"), before, "{left} steps");
@@ -522,45 +520,18 @@ fn threads_that_change_and_fold_one_hash_lose_nothing() {
     assert_eq!(content(&shared, &mut store, "h").len(), 4 * EACH + 51);
 }
 
-/// A store that counts what waits for its medium: each write, and those together once.
-struct Counted {
-    store: MemoryStore,
+/// Counts what waits for the medium: each write, and those together once.
+#[derive(Default)]
+struct Counts {
     waits: u64,
 }
 
-impl Store for Counted {
-    fn limits(&self) -> StoreLimits {
-        self.store.limits()
-    }
-    fn get(&mut self, key: Key<'_>, value: &mut Vec<u8>) -> Result<Option<Version>, StoreError> {
-        self.store.get(key, value)
-    }
-    fn put(&mut self, key: Key<'_>, value: &[u8], condition: Condition) -> Result<bool, StoreError> {
-        self.waits += 1;
-        self.store.put(key, value, condition)
-    }
-    fn change_many(&mut self, changes: &[Change<'_>], done: &mut Vec<Result<bool, StoreError>>) {
-        self.waits += 1;
-        self.store.change_many(changes, done);
-    }
-    fn delete(&mut self, key: Key<'_>, condition: Condition) -> Result<bool, StoreError> {
-        self.waits += 1;
-        self.store.delete(key, condition)
-    }
-    fn scan(
-        &mut self,
-        space: u8,
-        cursor: u64,
-        count: usize,
-        each: &mut dyn FnMut(&[u8], &[u8]),
-    ) -> Result<u64, StoreError> {
-        self.store.scan(space, cursor, count, each)
-    }
-    fn count(&mut self, space: u8) -> Result<Option<u64>, StoreError> {
-        self.store.count(space)
-    }
-    fn clear(&mut self, space: Option<u8>, cursor: u64) -> Result<u64, StoreError> {
-        self.store.clear(space, cursor)
+impl Hook for Counts {
+    const TOGETHER: bool = true;
+
+    fn before(&mut self, step: Step<'_>, _: &mut MemoryStore) -> Result<(), StoreError> {
+        self.waits += u64::from(matches!(step, Step::Put(..) | Step::Delete(_) | Step::Changes));
+        Ok(())
     }
 }
 
@@ -628,7 +599,7 @@ fn a_hash_that_one_transaction_changes_often_is_folded_within_it() {
 fn a_hash_that_is_changed_all_the_time_is_folded_with_one_wait_for_a_batch() {
     const FIELDS: usize = 800;
     let (shared, mut state) = (shared(2048), 1);
-    let mut store = Counted { store: MemoryStore::default(), waits: 0 };
+    let mut store = memory::Hooked::<Counts>::default();
     let mut model = BTreeMap::new();
     for n in 0..FIELDS {
         run(&shared, &mut store, &format!("HSET h field{n} value"));
@@ -636,7 +607,7 @@ fn a_hash_that_is_changed_all_the_time_is_folded_with_one_wait_for_a_batch() {
         model.insert(n, "value".to_owned());
     }
     assert!(buckets(&mut store.store) > 64, "more than are read together");
-    let batch = |store: &mut Counted| {
+    let batch = |store: &mut memory::Hooked<Counts>| {
         let value = read(&mut store.store, b"\0h").expect("it is there");
         u64::from_le_bytes(value[17..25].try_into().expect("eight bytes"))
     };
@@ -646,12 +617,12 @@ fn a_hash_that_is_changed_all_the_time_is_folded_with_one_wait_for_a_batch() {
     for round in 100..500 {
         if round == 150 {
             // From here on there are as many buckets as there are to be: new ones would come with a wait of their own.
-            (before, writes, store.waits) = (batch(&mut store), 0, 0);
+            (before, writes, store.hook.waits) = (batch(&mut store), 0, 0);
         }
         if round == 350 {
             let batches = batch(&mut store) - before;
             assert!(batches > 5, "{batches} batches");
-            assert_eq!(store.waits, writes + batches, "{batches} batches");
+            assert_eq!(store.hook.waits, writes + batches, "{batches} batches");
         }
         for n in 0..10 {
             let (field, value) = (random(&mut state) % FIELDS, format!("{n}r{round}"));
@@ -876,7 +847,7 @@ fn a_hash_is_folded_when_what_made_it_large_has_been_written() {
         assert_eq!(shared.fold(&mut store, moment(&mut state)), Ok(true), "{step}");
     }
     let mut hook = |store: &mut MemoryStore| drop(run(&self::shared(WHOLE), store, "HSET h between 1"));
-    let mut hooked = Hooked { store: store.clone(), left: 1, hook: Some(Box::new(&mut hook)), ends: false };
+    let mut hooked = hooked(&store, 1, &mut hook);
     assert_eq!(shared.fold(&mut hooked, moment(&mut state)), Ok(false));
     drop(hooked);
     assert!(shared.has_folds());
