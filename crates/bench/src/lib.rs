@@ -17,6 +17,7 @@ pub mod kv_size;
 mod limits;
 pub mod load_latency;
 pub mod machine;
+pub mod markdown;
 pub mod netns;
 pub mod nvcache;
 mod only;

@@ -23,18 +23,18 @@ pub struct Source {
 
 /// What is read of a report.
 #[derive(Clone, Debug, Deserialize)]
-struct Read {
-    bench: String,
+pub(crate) struct Read {
+    pub(crate) bench: String,
     machine: Value,
     params: Value,
     #[serde(default)]
-    bars: Vec<Bar>,
+    pub(crate) bars: Vec<Bar>,
     #[serde(default)]
     controls: Vec<Value>,
     #[serde(default)]
-    lacking: Vec<String>,
+    pub(crate) lacking: Vec<String>,
     #[serde(default)]
-    skipped: Vec<String>,
+    pub(crate) skipped: Vec<String>,
     /// Of a bench that was repeated.
     #[serde(default)]
     verdicts: Vec<Repeated>,
@@ -49,8 +49,8 @@ struct Repeated {
 }
 
 #[derive(Clone, Debug, Deserialize)]
-struct Bar {
-    name: String,
+pub(crate) struct Bar {
+    pub(crate) name: String,
     value: Option<f64>,
     low: Option<f64>,
     high: Option<f64>,
@@ -61,23 +61,42 @@ struct Bar {
 }
 
 #[derive(Clone, Debug, Deserialize)]
-struct Claim {
-    paper: String,
-    verdict: String,
-    found: String,
+pub(crate) struct Claim {
+    pub(crate) paper: String,
+    pub(crate) verdict: String,
+    pub(crate) found: String,
     /// In words, and whether it holds.
     #[serde(default)]
-    shape: Option<(String, String)>,
+    pub(crate) shape: Option<(String, String)>,
+}
+
+impl Read {
+    /// What became of the paper's claims.
+    pub(crate) fn claims(&self) -> Vec<Claim> {
+        serde_json::from_value(self.params["claims"].clone()).unwrap_or_default()
+    }
+
+    /// The command that measured it.
+    pub(crate) fn command(&self) -> String {
+        self.params["command"].as_str().map_or_else(|| format!("rem bench {}", self.bench), str::to_owned)
+    }
+
+    /// The machine that it ran on, in words.
+    pub(crate) fn machine(&self) -> String {
+        let text = |key: &str| self.machine[key].as_str().unwrap_or("unknown");
+        let cores = self.machine["cores"].as_u64().unwrap_or_default();
+        format!("{}, {cores} cores, Linux {}", text("cpu"), text("kernel"))
+    }
 }
 
 impl Bar {
     /// Its verdict; earlier releases had none.
-    fn verdict(&self) -> &str {
+    pub(crate) fn verdict(&self) -> &str {
         self.verdict.as_deref().unwrap_or(if self.holds { "holds" } else { "missed" })
     }
 
     /// What was found, its interval, and the limit.
-    fn cells(&self) -> [String; 3] {
+    pub(crate) fn cells(&self) -> [String; 3] {
         let number = |value: Option<f64>| value.map_or_else(|| "–".to_owned(), figure);
         let interval = match (self.low, self.high) {
             (Some(low), Some(high)) if low < high => format!("{} to {}", figure(low), figure(high)),
@@ -132,35 +151,40 @@ const PAPERS: [(&str, &[&str]); 5] = [
     ),
 ];
 
+/// All reports, by the paper that they belong to: the title, and what there is of it.
+///
+/// # Errors
+/// One sentence that names a file that is no report.
+pub(crate) fn all(sources: &[Source]) -> Result<Vec<(&'static str, Vec<(Read, &Source)>)>, String> {
+    let mut papers: Vec<_> = PAPERS.iter().map(|(title, _)| (*title, Vec::new())).collect();
+    papers.push(("More", Vec::new()));
+    for source in sources {
+        let read: Read = serde_json::from_str(&source.json)
+            .map_err(|e| format!("{}: no report of a bench: {e}", source.name))?;
+        let paper = PAPERS.iter().position(|(_, benches)| benches.contains(&&read.bench[..]));
+        papers[paper.unwrap_or(PAPERS.len())].1.push((read, source));
+    }
+    let benches = PAPERS.iter().map(|(_, benches)| *benches).chain([&[][..]]);
+    for ((_, of), benches) in papers.iter_mut().zip(benches) {
+        of.sort_by_cached_key(|(read, _)| {
+            (benches.iter().position(|bench| *bench == read.bench), read.bench.clone())
+        });
+    }
+    papers.retain(|(_, of)| !of.is_empty());
+    Ok(papers)
+}
+
 /// Makes the page.
 ///
 /// # Errors
 /// One sentence that names a file that is no report.
 pub fn page(sources: &[Source]) -> Result<(String, Vec<Summary>), String> {
-    let mut all = Vec::new();
-    for source in sources {
-        let read: Read = serde_json::from_str(&source.json)
-            .map_err(|e| format!("{}: no report of a bench: {e}", source.name))?;
-        all.push((read, source));
-    }
     let (mut body, mut summaries) = (String::new(), Vec::new());
-    let known: Vec<&str> = PAPERS.iter().flat_map(|(_, benches)| benches.iter().copied()).collect();
-    let mut rest: Vec<&str> =
-        all.iter().map(|(read, _)| &read.bench[..]).filter(|b| !known.contains(b)).collect();
-    rest.sort_unstable();
-    rest.dedup();
-    for (title, benches) in PAPERS.into_iter().chain([("More", &rest[..])]) {
-        let of: Vec<_> = benches
-            .iter()
-            .flat_map(|bench| all.iter().filter(move |(read, _)| read.bench == *bench))
-            .collect();
-        if of.is_empty() {
-            continue;
-        }
+    for (title, of) in all(sources)? {
         let _ = writeln!(body, "<h2>{}</h2>", escape(title));
         for (read, source) in of {
             let id = summaries.len();
-            summaries.push(section(&mut body, id, read, source));
+            summaries.push(section(&mut body, id, &read, source));
         }
     }
     let mut head = String::new();
@@ -177,19 +201,14 @@ pub fn page(sources: &[Source]) -> Result<(String, Vec<Summary>), String> {
 }
 
 fn section(out: &mut String, id: usize, read: &Read, source: &Source) -> Summary {
-    let claims: Vec<Claim> = serde_json::from_value(read.params["claims"].clone()).unwrap_or_default();
+    let claims = read.claims();
     let name = escape(&read.bench);
     let _ = writeln!(out, "<section id=\"b{id}\"><h3>{name}</h3>");
-    let machine = |key: &str| read.machine[key].as_str().unwrap_or("unknown").to_owned();
-    let cores = read.machine["cores"].as_u64().unwrap_or_default();
-    let command =
-        read.params["command"].as_str().map_or_else(|| format!("rem bench {}", read.bench), str::to_owned);
     let _ = writeln!(
         out,
-        "<p class=\"how\"><code>{}</code><br>{}, {cores} cores, Linux {}</p>",
-        escape(&command),
-        escape(&machine("cpu")),
-        escape(&machine("kernel"))
+        "<p class=\"how\"><code>{}</code><br>{}</p>",
+        escape(&read.command()),
+        escape(&read.machine())
     );
     // What `remotelog` judges of its paper are bars.
     let (claimed, asked): (Vec<&Bar>, Vec<&Bar>) =
@@ -198,16 +217,16 @@ fn section(out: &mut String, id: usize, read: &Read, source: &Source) -> Summary
     if !claims.is_empty() || !claimed.is_empty() {
         let _ = writeln!(out, "<table><tr><th>the paper says<th><th>found here</tr>");
         for Claim { paper, verdict, found, shape } in &claims {
-            let verdict = tally.count(verdict);
+            let verdict = tally.shown(verdict);
             let _ = write!(out, "<tr><td>{}<td>{verdict}<td>{}", escape(paper), escape(found));
             if let Some((words, holds)) = shape {
-                let holds = Tally::default().count(holds);
+                let holds = Tally::default().shown(holds);
                 let _ = write!(out, "<br>Shape: {}: {holds}", escape(words));
             }
             out.push_str("</tr>\n");
         }
         for bar in claimed {
-            let (verdict, [value, interval, limit]) = (tally.count(bar.verdict()), bar.cells());
+            let (verdict, [value, interval, limit]) = (tally.shown(bar.verdict()), bar.cells());
             let paper = escape(bar.name.trim_start_matches(CLAIM));
             let _ = writeln!(
                 out,
@@ -225,7 +244,7 @@ fn section(out: &mut String, id: usize, read: &Read, source: &Source) -> Summary
             "<table><tr><th>asked of the figures<th class=\"n\">found<th class=\"n\">95 %<th class=\"n\">limit<th></tr>"
         );
         for bar in asked {
-            let (name, verdict) = (escape(&bar.name), bars.count(bar.verdict()));
+            let (name, verdict) = (escape(&bar.name), bars.shown(bar.verdict()));
             let [value, interval, limit] = bar.cells().map(|cell| format!("<td class=\"n\">{cell}"));
             let _ = writeln!(out, "<tr><td>{name}{value}{interval}{limit}<td>{verdict}</tr>");
         }
@@ -289,9 +308,15 @@ impl Tally {
         }
     }
 
-    /// Counts a verdict of a claim or a bar; what is shown of it.
-    fn count(&mut self, verdict: &str) -> String {
-        let (class, word) = match verdict {
+    /// Counts a verdict of a claim or a bar; what is shown of it in HTML.
+    fn shown(&mut self, verdict: &str) -> String {
+        let (class, word) = self.count(verdict);
+        format!("<span class=\"{class}\">{word}</span>")
+    }
+
+    /// Counts a verdict of a claim or a bar: its class, and in words.
+    pub(crate) fn count(&mut self, verdict: &str) -> (&'static str, &'static str) {
+        match verdict {
             "holds-here" | "holds" => {
                 self.hold += 1;
                 ("hold", "holds here")
@@ -316,8 +341,7 @@ impl Tally {
                 self.other += 1;
                 ("open", "not measured")
             }
-        };
-        format!("<span class=\"{class}\">{word}</span>")
+        }
     }
 }
 

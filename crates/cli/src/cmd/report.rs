@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use remanence_bench::markdown::markdown;
 use remanence_bench::page::{self, Source, Summary};
 
 use crate::fail::{Context as _, Fail};
@@ -20,6 +21,9 @@ pub(crate) struct Args {
     /// The page
     #[arg(long, value_name = "FILE", default_value = "report.html")]
     html: PathBuf,
+    /// The verdicts as a page of Markdown too, which lies beside the figures
+    #[arg(long, value_name = "FILE")]
+    markdown: Option<PathBuf>,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Fail> {
@@ -28,6 +32,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
     let (html, summaries) = page::page(&sources).map_err(Fail::new)?;
     whole::write(&args.html, html.as_bytes())
         .context(|| format!("{} cannot be written", args.html.display()))?;
+    if let Some(path) = &args.markdown {
+        let page = markdown(&sources).map_err(Fail::new)?;
+        whole::write(path, page.as_bytes()).context(|| format!("{} cannot be written", path.display()))?;
+    }
     for Summary { bench, claims, bars } in &summaries {
         ui::print(format_args!("{bench:<12} claims: {claims}; bars: {bars}"));
     }
