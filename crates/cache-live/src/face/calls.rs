@@ -341,7 +341,7 @@ impl Face {
         let Some(me) = self.me() else {
             let synced = known.map_or_else(|| sys::fsync(fd), |file| self.sync_held(&file, fd));
             known.map(|file| self.drain_known(file.last()));
-            known.into_iter().for_each(File::count_kernel);
+            known.into_iter().for_each(|file| file.count_kernel(asked));
             return Verdict::Return(synced);
         };
         let file = match known {
@@ -364,7 +364,7 @@ impl Face {
             Taken::Busy => {
                 let synced = self.sync_held(&file, fd);
                 self.drain_known(file.last());
-                file.count_kernel();
+                file.count_kernel(asked);
                 return Verdict::Return(synced);
             }
         }

@@ -224,7 +224,7 @@ impl Face {
             return Some(Verdict::Return(-i64::from(libc::EIO)));
         }
         if !absorbed && owes == Owes::Log && self.segment.keeps_images() {
-            file.count_kernel();
+            file.count_kernel(true);
             if !self.segment.wait_looked(COPY_MS) {
                 return Some(Verdict::Return(-i64::from(libc::EIO)));
             }
@@ -371,7 +371,7 @@ impl Face {
     }
 
     /// Appends an entry, which says what the file's time is behind its change.
-    fn log_change(&self, me: &Me, file: &File, op: &Op<'_>, after: &Stat) -> bool {
+    pub(super) fn log_change(&self, me: &Me, file: &File, op: &Op<'_>, after: &Stat) -> bool {
         self.log_at(me, file, op, after.modified)
     }
 
