@@ -332,7 +332,9 @@ fn files_are_made_again_elsewhere_from_the_servers_alone() {
         let group = rustix::process::Pid::from_raw(program.id().cast_signed()).expect("a number");
         rustix::process::kill_process_group(group, rustix::process::Signal::KILL).expect("it runs");
     }
-    programs.iter_mut().for_each(|(program, _)| drop(program.wait().expect("it ends")));
+    for (program, _) in &mut programs {
+        program.wait().expect("it ends");
+    }
     lose(&place, &mut daemon);
     place.said(&["cache", "start", "--size", "8M", "--log", &all]).bad("images of files");
     let made = recovered(&place, &servers);
