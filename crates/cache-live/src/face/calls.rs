@@ -330,8 +330,7 @@ impl Face {
     /// Absorbs a sync, which gives [`ABSORBED`], or has the kernel carry it out.
     fn sync_or_absorb(&self, fd: i32, asked: bool) -> Verdict {
         // Images have no entries of names: beside them names are the kernel's.
-        let is_ours =
-            |stat: &Stat| stat.is_regular() || stat.is_directory() && !self.segment.keeps_images();
+        let is_ours = |stat: &Stat| stat.is_regular() || stat.is_directory() && !self.segment.keeps_images();
         let Some(stat) = Stat::of(fd).ok().filter(is_ours) else { return Verdict::Pass };
         // A descriptor that only stands for a path cannot be synced, as the kernel says.
         if sys::flags(fd).is_ok_and(|flags| flags & libc::O_PATH != 0) {
