@@ -388,9 +388,7 @@ impl<M: Medium, W: Words> Log<M, W> {
             let reserved = self.reserve_below(owner, count, self.limit_of(op))?;
             self.fill(&reserved, op, mtime);
             self.commit(&reserved)?;
-            // Under the other promise who was passed has waited.
-            fence(Ordering::SeqCst);
-            if self.promise == Promise::AtSync || self.words.load(Word::Passed) <= reserved.first {
+            if !self.was_passed(&reserved) {
                 return Ok(reserved.end());
             }
         }
@@ -407,11 +405,13 @@ impl<M: Medium, W: Words> Log<M, W> {
     pub fn complete(&self, reserved: &Reserved, op: &Op<'_>, mtime: Mtime) -> Result<u64, AppendError> {
         self.fill(reserved, op, mtime);
         self.commit(reserved)?;
+        if self.was_passed(reserved) { self.append(reserved.owner, op, mtime) } else { Ok(reserved.end()) }
+    }
+
+    /// Whether the copier has gone past entries before they were committed. Where an append is durable when it returns, who was passed has waited.
+    fn was_passed(&self, reserved: &Reserved) -> bool {
         fence(Ordering::SeqCst);
-        if self.promise == Promise::AtSync || self.words.load(Word::Passed) <= reserved.first {
-            return Ok(reserved.end());
-        }
-        self.append(reserved.owner, op, mtime)
+        self.promise != Promise::AtSync && self.words.load(Word::Passed) > reserved.first
     }
 
     /// Makes all entries durable that are committed and lie below, and with them a prefix of the log. `owner` is whose the mark is,

@@ -211,9 +211,9 @@ pub trait Hook {
 /// A store in memory to which something happens, for tests.
 #[derive(Default, Debug)]
 pub struct Hooked<H> {
-    /// What is hooked.
+    /// The store that is asked, if the hook lets that pass.
     pub store: MemoryStore,
-    /// What happens.
+    /// What happens before each question.
     pub hook: H,
 }
 
