@@ -258,11 +258,11 @@ impl<S: Source> Source for Ahead<S> {
 
 /// What was read of a log from afar, for whoever walks it and does not wait: what is missing is said, and read by somebody who can.
 ///
-/// It has what was read last, and what before that: where the ring begins again, the record that is looked for lies at its end or at its
-/// start, and neither place can be told without the other.
+/// It has the four parts that were read last: the record that is looked for lies behind the last one or where the next segment begins, and neither place can be told
+/// without the other; and of a record that is longer than what is read at a time, its header and its payload are two parts.
 #[derive(Debug)]
 pub struct Window {
-    parts: [(u64, Vec<u8>); 2],
+    parts: [(u64, Vec<u8>); 4],
     /// Bytes of the region.
     size: u64,
     /// Bytes that are read at a time.
@@ -282,13 +282,13 @@ impl Window {
     /// Of a region of `size` bytes, of which `ahead` are read at a time, or more where a record has more.
     #[must_use]
     pub const fn new(size: u64, ahead: u64) -> Self {
-        Self { parts: [const { (0, Vec::new()) }; 2], size, ahead }
+        Self { parts: [const { (0, Vec::new()) }; 4], size, ahead }
     }
 
     /// What was missing was read.
     pub fn came(&mut self, offset: u64, bytes: Vec<u8>) {
-        let [last, before] = &mut self.parts;
-        *before = std::mem::replace(last, (offset, bytes));
+        self.parts.rotate_right(1);
+        self.parts[0] = (offset, bytes);
     }
 
     /// Forgets what was read, as it may have changed since.
@@ -310,5 +310,29 @@ impl Source for &Window {
         let from = (offset - at) as usize;
         into.copy_from_slice(&bytes[from..from + into.len()]);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_places_with_a_header_and_a_long_payload_each_are_there_together() {
+        let mut window = Window::new(1000, 16);
+        let mut missed = 0;
+        // What a walk reads before it has told both places, from the start each time something was missing.
+        'walk: loop {
+            for (offset, len) in [(100, 16), (116, 200), (500, 16), (516, 200)] {
+                if let Err(missing) = (&window).read(offset, &mut vec![0; len]) {
+                    missed += 1;
+                    assert!(missed <= 4, "it is read for ever");
+                    window.came(missing.offset, vec![0; missing.len as usize]);
+                    continue 'walk;
+                }
+            }
+            break;
+        }
+        assert_eq!(missed, 4);
     }
 }
