@@ -304,7 +304,7 @@ fn a_copy_by_the_kernel_behind_a_sync() {
 
 /// Its entry is lost with the machine, and its time has come to the disk.
 #[test]
-#[ignore = "passes alone, and failed once beside other tests: somebody else was said to have changed the file; the cause is not known. cargo test -p remanence-preload --test waits -- --ignored a_write_of_a_program"]
+#[ignore = "failed once in four runs, cause unknown: `cargo test -p remanence-preload --test waits -- --ignored a_write_of_a_program` runs it"]
 fn a_write_of_a_program_that_has_waited_for_long_is_not_taken_for_somebody_elses() {
     for daemon in [true, false] {
         let Some(outside) = Cache::new("waited", NEVER) else { return };
