@@ -151,12 +151,15 @@ const PAPERS: [(&str, &[&str]); 5] = [
     ),
 ];
 
+/// The title of a paper, and the reports that belong to it.
+pub(crate) type Paper<'s> = (&'static str, Vec<(Read, &'s Source)>);
+
 /// All reports, by the paper that they belong to: the title, and what there is of it.
 ///
 /// # Errors
 /// One sentence that names a file that is no report.
-pub(crate) fn all(sources: &[Source]) -> Result<Vec<(&'static str, Vec<(Read, &Source)>)>, String> {
-    let mut papers: Vec<_> = PAPERS.iter().map(|(title, _)| (*title, Vec::new())).collect();
+pub(crate) fn all(sources: &[Source]) -> Result<Vec<Paper<'_>>, String> {
+    let mut papers: Vec<Paper<'_>> = PAPERS.iter().map(|(title, _)| (*title, Vec::new())).collect();
     papers.push(("More", Vec::new()));
     for source in sources {
         let read: Read = serde_json::from_str(&source.json)

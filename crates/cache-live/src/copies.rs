@@ -71,10 +71,7 @@ pub(crate) struct Servers {
 
 impl Servers {
     /// Opens it, and reads what it has; each record is told with its number as well.
-    pub(crate) fn open(
-        copies: &Copies,
-        told: &mut dyn FnMut(u64, &[u8]) -> Result<(), String>,
-    ) -> Result<(Self, Rebuilt), Failed> {
+    pub(crate) fn open(copies: &Copies, told: &mut Told<'_>) -> Result<(Self, Rebuilt), Failed> {
         let context = Context::towards_any(copies.servers.iter().map(SocketAddr::ip)).map_err(lost)?;
         let reactor = Reactor::new(&context).map_err(lost)?;
         let background = reactor.in_background().map_err(lost)?;
@@ -146,15 +143,15 @@ fn lost(why: impl fmt::Display) -> Failed {
     Failed::Lost(why.to_string())
 }
 
+/// Who is told of each record, with its number; an error of his ends the reading.
+pub type Told<'t> = dyn FnMut(u64, &[u8]) -> Result<(), String> + 't;
+
 /// One who keeps nothing of the records.
 fn untold(_: u64, _: &[u8]) -> Result<(), String> {
     Ok(())
 }
 
-fn read(
-    reader: LogReader,
-    told: &mut dyn FnMut(u64, &[u8]) -> Result<(), String>,
-) -> Result<Rebuilt, Failed> {
+fn read(reader: LogReader, told: &mut Told<'_>) -> Result<Rebuilt, Failed> {
     let mut rebuilt = Rebuilt::default();
     for record in reader {
         let record = record.map_err(lost)?;
@@ -189,10 +186,7 @@ impl Taken {
     ///
     /// # Errors
     /// A sentence: too few of the servers are there, they have something else, or who is told says it.
-    pub fn take_with(
-        copies: &Copies,
-        told: &mut dyn FnMut(u64, &[u8]) -> Result<(), String>,
-    ) -> Result<Self, String> {
+    pub fn take_with(copies: &Copies, told: &mut Told<'_>) -> Result<Self, String> {
         let mut any = false;
         let mut count = |number: u64, record: &[u8]| {
             any = true;
@@ -237,10 +231,7 @@ pub fn look(copies: &Copies) -> Result<Rebuilt, String> {
 ///
 /// # Errors
 /// A sentence: none of them is there, they have something else, or who is told says it.
-pub fn look_with(
-    copies: &Copies,
-    told: &mut dyn FnMut(u64, &[u8]) -> Result<(), String>,
-) -> Result<Rebuilt, String> {
+pub fn look_with(copies: &Copies, told: &mut Told<'_>) -> Result<Rebuilt, String> {
     let (mut best, mut why) = (None, "no server was named".to_owned());
     for server in &copies.servers {
         match LogReader::connect_to(*server, &copies.connect) {

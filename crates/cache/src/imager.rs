@@ -1,4 +1,4 @@
-//! Which piece of which file is sent next, so that the [images](crate::images) of files get complete, stay so, and leave the servers room.
+//! Which piece of which file is sent next, so that the [images] of files get complete, stay so, and leave the servers room.
 //!
 //! A file is *scanned* when it is new, or was changed without that being logged: each of its pieces is read, and sent if it is not there as it is. What is logged needs no scan. When the
 //! records take too much room, the oldest pieces are sent once more, until the beginning of the records is not needed any more. Whoever drives this reads the
@@ -196,7 +196,7 @@ impl Imager {
         layout: &Layout,
         tail: u64,
         step: &Step,
-        read: Option<(Meta, Vec<(u32, Vec<u8>)>)>,
+        read: Option<(Meta, images::Pieces)>,
     ) -> Option<Vec<u8>> {
         let (key, asked, scans) = match (step, &read) {
             (Step::Read(key, asked, scans), Some(_)) => (*key, asked, *scans),

@@ -1,7 +1,7 @@
 //! The files on other machines, beside the log's copy: what is kept of them there, what of it may be given up, and how files are made again where
 //! nothing is left.
 //!
-//! Among the records of a log's [copy](crate::copy) are *images*: a file's name, length and attributes, and pieces of its content, each as it was at an index of the log.
+//! Among the records of a log's [copy] are *images*: a file's name, length and attributes, and pieces of its content, each as it was at an index of the log.
 //! The groups below that index are in the records before it, and those from there on behind it. So whoever takes all records in their order, from any
 //! of them on, and carries them out one by one, has each file as the last record left it, in all that these records provide.
 //!
@@ -155,7 +155,10 @@ fn key(bytes: &mut Reader<'_>) -> Result<FileKey, Malformed> {
     Ok(FileKey { device: bytes.u64_le()?, inode: bytes.u64_le()?, born: bytes.u64_le()? })
 }
 
-fn image(bytes: &mut Reader<'_>) -> Result<(Meta, Vec<(u32, Vec<u8>)>), Malformed> {
+/// Pieces of a file: the number of each, and its bytes.
+pub type Pieces = Vec<(u32, Vec<u8>)>;
+
+fn image(bytes: &mut Reader<'_>) -> Result<(Meta, Pieces), Malformed> {
     let key = key(bytes)?;
     let state = State::ALL.get(usize::from(bytes.u8()?)).copied();
     let (at, len, mode) = (bytes.u64_le()?, bytes.u64_le()?, bytes.u32_le()?);
@@ -372,7 +375,9 @@ impl Keeper {
             since: number,
             pieces: BTreeMap::new(),
         });
-        self.size -= self.order.remove(&(image.since, key, META)).then(|| image.size()).unwrap_or_default();
+        if self.order.remove(&(image.since, key, META)) {
+            self.size -= image.size();
+        }
         for (cut, piece) in image.pieces.split_off(&count) {
             self.order.remove(&(piece.since, key, cut));
         }

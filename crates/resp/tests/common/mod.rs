@@ -9,10 +9,13 @@ pub(crate) const GONE: &str = "the\r\nlink is down";
 /// A store where something else happens before one of the steps, or that is gone from there on.
 pub(crate) type Hooked<'h> = memory::Hooked<Once<'h>>;
 
+/// What happens to the store.
+type Happening<'h> = Box<dyn FnOnce(&mut MemoryStore) + 'h>;
+
 pub(crate) struct Once<'h> {
     /// Steps before it.
     pub(crate) left: usize,
-    happens: Option<Box<dyn FnOnce(&mut MemoryStore) + 'h>>,
+    happens: Option<Happening<'h>>,
     /// Nothing works once it has happened.
     ends: bool,
 }

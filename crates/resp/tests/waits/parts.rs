@@ -846,8 +846,8 @@ fn a_hash_is_folded_when_what_made_it_large_has_been_written() {
     for step in ["into the buckets", "out of the key's value"] {
         assert_eq!(shared.fold(&mut store, moment(&mut state)), Ok(true), "{step}");
     }
-    let mut hook = |store: &mut MemoryStore| drop(run(&self::shared(WHOLE), store, "HSET h between 1"));
-    let mut hooked = hooked(&store, 1, &mut hook);
+    let hook = |store: &mut MemoryStore| drop(run(&self::shared(WHOLE), store, "HSET h between 1"));
+    let mut hooked = hooked(&store, 1, hook);
     assert_eq!(shared.fold(&mut hooked, moment(&mut state)), Ok(false));
     drop(hooked);
     assert!(shared.has_folds());
