@@ -428,7 +428,8 @@ impl Face {
         match self.complete(reserved, &op) {
             Some(end) => {
                 file.born(stat.changed, quiet);
-                file.set_last(end);
+                // Others may have found it, and logged what they did, before we had its lock.
+                file.set_last(end.max(file.last()));
                 at.slot.set_last(end);
             }
             None => at.slot.make_due(),
