@@ -85,7 +85,8 @@ fn given<T: From<i8>>(outcome: Result<T, Error>) -> T {
     outcome.unwrap_or_else(|why| {
         let errno = why.errno();
         let text = CString::new(why.to_string().replace('\0', "?")).unwrap_or_default();
-        WHY.with_borrow_mut(|last| *last = text);
+        // In a thread's last moments there is no place for it any more.
+        let _ = WHY.try_with(|last| *last.borrow_mut() = text);
         // SAFETY: the word of this thread.
         unsafe { *libc::__errno_location() = errno };
         T::from(-1)
@@ -174,7 +175,12 @@ fn with(mut options: Options, asked: &NvOptions) -> Options {
 /// `int nvshutdown(void)`
 #[unsafe(no_mangle)]
 pub extern "C" fn nvshutdown() -> c_int {
-    let taken = library_mut().and_then(|mut library| library.take().ok_or(Error::BadDescriptor));
+    let taken = library_mut().and_then(|mut library| {
+        let taken = library.take().ok_or(Error::BadDescriptor)?;
+        // A child that is forked from now on may have one of its own.
+        PROCESS.store(NOBODY, Ordering::Release);
+        Ok(taken)
+    });
     given(taken.and_then(|Library { cache, open }| {
         let mut outcome = Ok(());
         for (_, descriptor) in open {
@@ -453,5 +459,5 @@ unsafe fn put(found: &Stat, into: *mut libc::stat) -> Result<c_int, Error> {
 /// `const char *nverror(void)`
 #[unsafe(no_mangle)]
 pub extern "C" fn nverror() -> *const c_char {
-    WHY.with_borrow(|why| why.as_ptr())
+    WHY.try_with(|why| why.borrow().as_ptr()).unwrap_or(c"".as_ptr())
 }

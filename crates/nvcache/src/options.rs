@@ -67,7 +67,9 @@ impl Options {
     /// How long a call waits while the disk takes nothing at all; a minute if nothing is said. As long as the disk takes something, it goes on waiting.
     #[must_use]
     pub const fn patience(mut self, time: Duration) -> Self {
-        self.patience = time;
+        // A century is as good as for ever, and a point in time that there is.
+        const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+        self.patience = if time.as_secs() < LONGEST.as_secs() { time } else { LONGEST };
         self
     }
 }
