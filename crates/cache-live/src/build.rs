@@ -188,10 +188,11 @@ impl Staging {
         for (from, _) in &all {
             let Some((from, meta)) = from else { continue };
             let file = File::options().write(true).open(from).map_err(at(from))?;
-            // Only who may give files away keeps their owners.
+            // Only who may give files away keeps their owners; and without that nobody runs as whoever recovers.
             let [user, group] = meta.owner.map(Some);
-            let _ = std::os::unix::fs::fchown(&file, user, group);
-            file.set_permissions(Permissions::from_mode(meta.mode & 0o7777)).map_err(at(from))?;
+            let is_kept = std::os::unix::fs::fchown(&file, user, group).is_ok();
+            let bits = if is_kept { 0o7777 } else { 0o1777 };
+            file.set_permissions(Permissions::from_mode(meta.mode & bits)).map_err(at(from))?;
             file.sync_all().map_err(at(from))?;
         }
         let mut directories = Vec::new();

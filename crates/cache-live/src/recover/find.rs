@@ -187,8 +187,9 @@ impl<'a, M: Medium, F: Files> Finder<'a, M, F> {
             self.listed = Some(BTreeMap::new());
             let mut directories = Vec::new();
             for known in (0..self.layout.geometry.files).filter_map(|file| self.identity(FileId(file))) {
-                if let Some(node) = self.files.directory(&known.path)?
-                    && self.files.about(&node)?.is(&known)
+                // One that cannot be looked at is no reason to recover nothing.
+                if let Ok(Some(node)) = self.files.directory(&known.path)
+                    && self.files.about(&node).is_ok_and(|about| about.is(&known))
                 {
                     directories.push(node);
                 }

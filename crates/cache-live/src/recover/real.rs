@@ -184,11 +184,11 @@ impl Files for RealFiles {
 
     fn list(&self, directory: &Node) -> io::Result<Vec<(u64, Vec<u8>)>> {
         let mut names = Vec::new();
-        let open = match directory.open() {
+        let open = match directory.to_read() {
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Ok(names),
             open => open?,
         };
-        for entry in rustix::fs::Dir::read_from(open)? {
+        for entry in rustix::fs::Dir::read_from(&open)? {
             let entry = entry?;
             names.push((entry.ino(), entry.file_name().to_bytes().to_vec()));
         }
@@ -237,15 +237,16 @@ impl Files for RealFiles {
         let file = node.open()?;
         let is = rustix::fs::fstat(file)?;
         // 0 is root, and all ones is nobody's number.
-        let (user, group) = (Uid::from_raw(user), Gid::from_raw(group));
+        let (user, group) = (Uid::from_raw_unchecked(user), Gid::from_raw_unchecked(group));
+        let mut bits = 0o7777;
         if (is.st_uid, is.st_gid) != (user.as_raw(), group.as_raw()) {
             match rustix::fs::fchown(file, Some(user), Some(group)) {
-                // Only root gives files away.
-                Err(rustix::io::Errno::PERM) => {}
+                // Only root gives files away, and to whom there is. Nobody runs as whoever recovers for that.
+                Err(rustix::io::Errno::PERM | rustix::io::Errno::INVAL) => bits = 0o1777,
                 other => other?,
             }
         }
-        Ok(rustix::fs::fchmod(file, Mode::from_raw_mode(mode & 0o7777))?)
+        Ok(rustix::fs::fchmod(file, Mode::from_raw_mode(mode & bits))?)
     }
 
     fn stamp(&self, node: &Node, mtime: Mtime) -> io::Result<()> {
