@@ -212,6 +212,9 @@ impl Imager {
         known.len = meta.len;
         let image = self.keeper.get(&key);
         let was = image.map(|image| image.meta().state);
+        if meta.len > images::FILE_MAX {
+            (known.leaves, meta.len) = (true, images::FILE_MAX);
+        }
         let count = count_of(meta.len);
         // With what it has already.
         let needs = (u64::from(count) + 1) * (images::PIECE as u64 + 64);

@@ -641,6 +641,9 @@ impl Builder {
                     place.zero(&key, offset, to)?;
                 }
             }
+            Op::Attributes { mode, user, group, .. } => {
+                (file.meta.mode, file.meta.owner) = (mode, [user, group]);
+            }
             _ => {}
         }
         let len = after(file.meta.len, op);

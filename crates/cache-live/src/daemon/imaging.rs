@@ -97,15 +97,20 @@ fn path_of(file: &File) -> Option<Vec<u8>> {
     (path.len() <= PATH_MAX && !path.ends_with(b" (deleted)")).then_some(path)
 }
 
+/// What an open says of a name that leads to no file.
+const NAMELESS: [Option<i32>; 4] =
+    [Some(libc::ENOENT), Some(libc::ENOTDIR), Some(libc::ELOOP), Some(libc::ENXIO)];
+
 impl Imaging {
     pub(super) fn new(room: u64) -> Self {
         Self { imager: Imager::new(room), files: BTreeMap::new(), looking: None, looked: 0 }
     }
 
     /// Finds the files again of which an earlier daemon has kept images. The beginning of a sentence, if none of them is here: this may be another machine, unless it
-    /// has the log still.
+    /// has the log still; or one of them cannot be looked at, whose image would be given up else.
     pub(super) fn find(&mut self, has_log: bool) -> Result<(), String> {
         let images: Vec<Meta> = self.imager.keeper().images().map(|image| image.meta().clone()).collect();
+        let mut refused = None;
         for meta in &images {
             let path = PathBuf::from(std::ffi::OsString::from_vec(meta.path.clone()));
             let mut open = File::options();
@@ -114,8 +119,25 @@ impl Imaging {
                 Stat::of(file.as_raw_fd())
                     .is_ok_and(|stat| stat.is_regular() && key_of(&stat.key) == meta.key)
             };
-            if let Some(file) = file.ok().filter(same) {
-                self.known(meta.key, file);
+            let why = match file {
+                Ok(file) if same(&file) => {
+                    self.known(meta.key, file);
+                    continue;
+                }
+                // Something else has its name.
+                Ok(_) => None,
+                Err(why) => Some(why).filter(|why| !NAMELESS.contains(&why.raw_os_error())),
+            };
+            // Only where its file system is there it is known to have no name any more.
+            let above = path.ancestors().skip(1).find_map(|above| above.metadata().ok());
+            let is_there = above.is_some_and(|above| above.dev() == meta.key.device);
+            if refused.is_none() && (why.is_some() || !is_there) {
+                let why =
+                    why.map_or_else(|| "its file system is not there".to_owned(), |why| why.to_string());
+                refused = Some(format!(
+                    "these servers have an image of {}, and whether that is still here cannot be told ({why}): start again when it can, and if it is lost, `rem cache recover --from",
+                    path.display()
+                ));
             }
         }
         if !has_log && !images.is_empty() && self.files.is_empty() {
@@ -123,6 +145,9 @@ impl Imaging {
                 "these servers have images of {} files, and none of them is here: `rem cache recover --from",
                 images.len()
             ));
+        }
+        if let Some(refused) = refused {
+            return Err(refused);
         }
         for meta in images.iter().filter(|meta| !self.files.contains_key(&meta.key)) {
             self.imager.gone(meta.key);
@@ -142,9 +167,8 @@ impl Imaging {
     }
 
     /// Looks at all files, if somebody has asked for that and nobody is being served yet: which have no name any more, another one, or were synced by the
-    /// kernel.
-    pub(super) fn look(&mut self, segment: Segment) {
-        let asked = segment.asked_to_look();
+    /// kernel. `asked`: what had been asked for before it was told which files are new.
+    pub(super) fn look(&mut self, segment: Segment, asked: u64) {
         if self.looking.is_some() || asked == self.looked {
             return;
         }

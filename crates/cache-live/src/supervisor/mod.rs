@@ -242,6 +242,9 @@ fn keep(socket: &OwnedFd, daemon: &[u8], slots: Slots) -> ! {
             None => end(0),
         }
     }
+    if server < 0 {
+        end(1);
+    }
     // Whoever has started us ends without a program: so do we.
     let Some(listener) = listener(socket) else { end(0) };
     // SAFETY: it is this process' own, and nothing uses it any more.
