@@ -38,6 +38,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context as Task, Poll, Waker};
 use std::time::{Duration, Instant};
 
+use remanence_pmem::Survives;
 use remanence_remote::{Deadlines, Face, Timer, elsewhere};
 use remanence_verbs::Context;
 
@@ -72,6 +73,8 @@ struct State {
     slots: BTreeMap<u64, Slot>,
     next: u64,
     stores: usize,
+    /// Which failures survives what was acknowledged, as far as it was told.
+    survives: Option<Survives>,
     /// The thread has ended.
     over: bool,
     /// The thread's task, while it waits for something to be asked for.
@@ -303,6 +306,12 @@ impl AsyncStore {
             },
             _ => Err(Error::Protocol("no answer to a scan")),
         })
+    }
+
+    /// Which failures changes survive that were acknowledged: see [`Store::survives`](super::Store::survives). `None` before there was one.
+    #[must_use]
+    pub fn survives(&self) -> Option<Survives> {
+        self.shared.lock().survives
     }
 
     /// Operations that have been asked for and have not ended.
@@ -690,7 +699,9 @@ impl Driver {
         }
         let lost = || Error::Lost(broke.unwrap_or("the connection is gone").to_owned());
         let mut wakers = Vec::new();
+        let path = self.path.as_ref().expect("nothing is done with it");
         let mut state = self.shared.lock();
+        state.survives = path.connector.survives(&path.session).or(state.survives);
         for (number, ended) in ended {
             let outcome = match ended {
                 Ended::Done(output) => Outcome::Ended(Ok(output)),

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::task::Context as Task;
 use std::time::{Duration, Instant};
 
+use remanence_pmem::Survives;
 use remanence_remote::{Delays, Reactor};
 use remanence_verbs::Context;
 
@@ -120,6 +121,14 @@ impl Connector {
         match self {
             Self::Server(..) => None,
             Self::Members(members) => Some(members.primary()),
+        }
+    }
+
+    /// Which failures acknowledged changes survive: see [`Store::survives`](super::Store::survives).
+    pub(super) fn survives(&self, session: &Session) -> Option<Survives> {
+        match self.primary() {
+            Some(primary) => Some(primary.log_survives),
+            None => session.survives(),
         }
     }
 

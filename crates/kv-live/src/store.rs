@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
+use remanence_pmem::Survives;
 use remanence_verbs::Context;
 
 use super::connector::{Connector, delays};
@@ -179,6 +180,13 @@ impl Store {
     #[must_use]
     pub const fn client(&self) -> &Client {
         &self.client
+    }
+
+    /// Which failures changes survive that were acknowledged: on one server, by the recipe's token or the server's word for the last one,
+    /// and `None` before there was one; on several members, what a record does in the primary's log, by its word.
+    #[must_use]
+    pub fn survives(&self) -> Option<Survives> {
+        self.connector.survives(&self.session)
     }
 
     /// The connection to the server that is used now.

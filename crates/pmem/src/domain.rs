@@ -122,18 +122,22 @@ impl Survives {
     /// All three failures.
     pub const EVERYTHING: Self = Self { process_crash: true, os_crash: true, power_loss: true };
 
-    const fn bits(self) -> u16 {
+    /// Three bits for a message: process crash, OS crash, power loss, from the lowest on.
+    #[must_use]
+    pub const fn to_bits(self) -> u16 {
         self.process_crash as u16 | (self.os_crash as u16) << 1 | (self.power_loss as u16) << 2
     }
 
-    const fn from_bits(bits: u16) -> Self {
+    /// The inverse of [`to_bits`](Self::to_bits); higher bits count for nothing.
+    #[must_use]
+    pub const fn from_bits(bits: u16) -> Self {
         Self { process_crash: bits & 1 != 0, os_crash: bits & 2 != 0, power_loss: bits & 4 != 0 }
     }
 
     /// What survives in both.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
-        Self::from_bits(self.bits() & other.bits())
+        Self::from_bits(self.to_bits() & other.to_bits())
     }
 }
 
@@ -180,8 +184,8 @@ impl Guarantee {
     pub const fn to_bits(self) -> u16 {
         self.domain as u16
             | (self.declared as u16) << 3
-            | self.before_psync.bits() << 4
-            | self.after_psync.bits() << 7
+            | self.before_psync.to_bits() << 4
+            | self.after_psync.to_bits() << 7
     }
 
     /// The inverse of [`to_bits`](Self::to_bits); `None` for bits that it never makes.

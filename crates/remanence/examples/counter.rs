@@ -73,6 +73,8 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
         let done = (|| {
             let mut client = Client::connect_to(&hosts, ClientOptions::default())?;
             println!("client: after 100 commands the counter is {}", count(&mut client, 100)?);
+            let survives = client.survives()?.ok_or("nothing was made durable")?;
+            println!("client: what was answered survives {survives}");
             // The host goes; another one takes the log over, and has all that was answered.
             stop_first.ask();
             first.join().expect("the host's thread")?;

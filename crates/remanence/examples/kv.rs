@@ -32,6 +32,8 @@ fn conduct(to: SocketAddr) -> Result<(), Box<dyn Error>> {
 
     // Durable when it returns.
     let version = store.put(b"greeting", b"hello", PutOptions::default())?;
+    let survives = store.survives().ok_or("nothing was acknowledged")?;
+    println!("client: version {version} survives {survives}");
     // One or two READs of the server's memory; its CPU takes no part.
     let found = store.get(b"greeting")?.ok_or("somebody has deleted it")?;
     println!("client: version {version}: {}", String::from_utf8_lossy(&found.value));

@@ -39,7 +39,7 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
     };
     let upload = Upload { quorum: 2, servers: None };
     let report = client.put(std::iter::once(Ok(stream)), &upload, &mut |_| ())?;
-    println!("client: {} bytes in {:?}", report.bytes, report.elapsed);
+    println!("client: {} bytes in {:?}; they survive {}", report.bytes, report.elapsed, report.survives);
 
     // One of the three may go: the two that are left are a majority, and know what was put last.
     three.stop()?;

@@ -20,7 +20,9 @@
 //! Which failures that survives depends on what the server serves: what lies in a file on a disk that keeps what it acknowledges, or in
 //! persistent memory, survives a crash of the process, of the system, and a loss of power; what lies in `/dev/shm` survives a crash of
 //! the process, and no more. Nobody has to guess: a [`Region`](pmem::Region) says it in a sentence ([`Region::domain`](pmem::Region::domain)), so does every server when it
-//! starts, and a token of what was made durable has it as data ([`Survives`](pmem::Survives)).
+//! starts, and whatever acknowledges has it as data ([`Survives`](pmem::Survives)): the token of an update
+//! ([`Persistent`](remote::Persistent)), the report of a put ([`PutReport`](pool::PutReport)), and `survives` of each client of a
+//! store, a pool, a log and a replicated service.
 //!
 //! A call that fails says in its error what is known: that nothing was changed, or that the change was made or was not.
 //!

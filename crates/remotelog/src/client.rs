@@ -214,7 +214,14 @@ impl Log {
     /// Which failures acknowledged records survive, by the tokens of the servers that take part: what all of them survive. `None`
     /// if this writer has appended nothing yet.
     pub fn survives(&mut self) -> Option<Survives> {
-        self.0.connections().filter_map(|(_, connection)| connection.survives()).reduce(Survives::and)
+        self.0.survives()
+    }
+}
+
+impl Group<SessionConnection> {
+    /// Which failures acknowledged records survive: see [`Log::survives`].
+    pub fn survives(&mut self) -> Option<Survives> {
+        self.connections().filter_map(|(_, connection)| connection.survives()).reduce(Survives::and)
     }
 }
 

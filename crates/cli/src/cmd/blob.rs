@@ -100,7 +100,7 @@ fn list(args: &List) -> Result<(), Fail> {
             "uuid": info.uuid.to_string(),
             "size": info.size,
             "free": info.free,
-            "durable": info.durable,
+            "durable": info.guarantee.is_durable(),
             "survives": info.survives,
             "blobs": blobs,
         }));

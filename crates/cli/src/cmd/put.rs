@@ -136,8 +136,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
 /// Whether the weakest server makes anything durable, and what its data survives.
 pub(crate) fn survival(client: &Client) -> (bool, String) {
     let infos: Vec<_> = client.live().filter_map(|s| client.info(s)).collect();
-    let weakest = infos.iter().find(|info| !info.durable).or(infos.first());
-    weakest.map_or((false, String::new()), |info| (info.durable, info.survives.clone()))
+    let weakest = infos.iter().find(|info| !info.guarantee.is_durable()).or(infos.first());
+    weakest.map_or((false, String::new()), |info| (info.guarantee.is_durable(), info.survives.clone()))
 }
 
 fn items(args: &Args) -> Result<Vec<Item>, Fail> {

@@ -111,7 +111,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
 }
 
 /// The library: the one that `REMANENCE_PRELOAD` names, or where a build or an installation puts it.
-fn library() -> Result<PathBuf, Fail> {
+pub(super) fn library() -> Result<PathBuf, Fail> {
     let named = std::env::var_os(VARIABLE).filter(|named| !named.is_empty()).map(PathBuf::from);
     let beside = std::env::current_exe().ok().and_then(|exe| exe.parent().map(Path::to_owned));
     let places: Vec<PathBuf> = match (named, beside) {

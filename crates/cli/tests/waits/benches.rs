@@ -246,7 +246,7 @@ fn nvcache_measures_every_bar() {
     assert_eq!(report["params"]["claims"].as_array().map(Vec::len), Some(5));
 }
 
-/// Without the library nothing is run through a log, and it is said what `rem run` says.
+/// Without the library nothing is measured, and it is said what `rem run` says.
 #[test]
 fn nvcache_says_what_it_lacks() {
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -264,6 +264,7 @@ fn nvcache_says_what_it_lacks() {
     assert_eq!(said.status, Some(1), "{}", said.stderr);
     let last = said.stderr.trim_end().lines().last().unwrap_or_default();
     assert!(last.contains("the library is not at /nowhere/library.so"), "{}", said.stderr);
+    assert_eq!(said.stdout, "", "it was measured first");
 }
 
 #[test]

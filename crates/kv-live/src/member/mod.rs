@@ -380,6 +380,7 @@ impl Member {
             life: u64::from_le_bytes(*life) | 1,
             acks: options.acks_of(options.members.len()),
             survives: log.sentence(),
+            log_survives: log.config().domain.survives(),
             notice: options.notice,
         });
         promises.watch(&log.own(), &node);

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use remanence_pmem::Region;
+use remanence_pmem::{Region, Survives};
 use remanence_remote::SessionControl;
 use remanence_remotelog::Epoch;
 use remanence_remotelog::format::root::State as LogState;
@@ -224,6 +224,7 @@ pub(super) struct Node {
     /// How many acknowledge in a store that is yet to be made.
     acks: usize,
     pub(super) survives: String,
+    log_survives: Survives,
     /// Who has been silent for so long is taken for dead.
     pub(super) notice: Duration,
     begin: Instant,
@@ -246,13 +247,13 @@ pub(super) struct Parts {
     pub(super) life: u64,
     pub(super) acks: usize,
     pub(super) survives: String,
+    pub(super) log_survives: Survives,
     pub(super) notice: Duration,
 }
 
 impl Node {
     pub(super) fn new(parts: Parts) -> Arc<Self> {
-        let Parts { names, addrs, who, log, keeper, record_max, log_port, life, acks, survives, notice } =
-            parts;
+        let Parts { names, addrs, who, log, keeper, record_max, log_port, life, acks, notice, .. } = parts;
         let seen = log.with(|store| see(store, &keeper));
         let own = seen.own(acks, Duration::ZERO, false);
         let state = State {
@@ -297,7 +298,8 @@ impl Node {
             log_port,
             life,
             acks,
-            survives,
+            survives: parts.survives,
+            log_survives: parts.log_survives,
             notice,
             begin: Instant::now(),
             state: Mutex::new(state),
@@ -615,6 +617,7 @@ impl Node {
             applied: ledger.applied,
             complete: ledger.complete,
             durable: self.image.domain().guarantee().is_durable(),
+            log_survives: self.log_survives,
             sent,
             of,
             lost: state.lost.iter().chain(&state.joining).cloned().collect(),

@@ -14,6 +14,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use remanence_pmem::Survives;
 use remanence_remotelog::Epoch;
 use remanence_remotelog::format::superblock::Uuid;
 
@@ -80,6 +81,8 @@ pub struct MemberStats {
     pub complete: bool,
     /// What its memory has survives the loss of power.
     pub durable: bool,
+    /// Which failures the records survive that its log has acknowledged.
+    pub log_survives: Survives,
     /// Of the rebuilding that a primary has under way: bytes that were sent.
     pub sent: u64,
     /// Bytes in all; 0 if nobody is rebuilt.
@@ -164,7 +167,8 @@ impl MemberStats {
             out.extend(word.to_le_bytes());
         }
         // A release that does not know the last one hears of it as silence, soon after.
-        out.push(u8::from(self.complete) | u8::from(self.durable) << 1 | u8::from(self.failed) << 2);
+        let flags = u8::from(self.complete) | u8::from(self.durable) << 1 | u8::from(self.failed) << 2;
+        out.push(flags | (self.log_survives.to_bits() as u8) << 3);
         for word in [self.sent, self.of] {
             out.extend(word.to_le_bytes());
         }
@@ -225,6 +229,7 @@ impl MemberStats {
             applied,
             complete: flags & 1 != 0,
             durable: flags & 2 != 0,
+            log_survives: Survives::from_bits(u16::from(flags >> 3)),
             sent,
             of,
             lost,
@@ -260,6 +265,7 @@ mod tests {
             applied: 12,
             complete: true,
             durable: false,
+            log_survives: Survives::PROCESS_CRASH,
             sent: 13,
             of: 14,
             lost: vec!["b:2".into()],

@@ -26,6 +26,7 @@ use std::io::{self, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use remanence_pmem::Survives;
 use remanence_service::client::{Turns, elsewhere};
 use remanence_verbs::Context;
 
@@ -217,6 +218,14 @@ impl AsyncClient {
     /// It is lost.
     pub async fn stat(&self, server: ServerIndex) -> Result<PoolInfo, Error> {
         self.beside::<false, _>(move |client, _| client.stat(server).map_err(gone)).await
+    }
+
+    /// Which failures data survives that was made durable on all live servers: see [`Client::survives`].
+    ///
+    /// # Errors
+    /// There is no client any more, and the device refuses another one.
+    pub async fn survives(&self) -> Result<Option<Survives>, Error> {
+        self.beside::<false, _>(|client, _| Ok(client.survives())).await
     }
 
     /// Servers that cannot be used, and why.

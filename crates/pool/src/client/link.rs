@@ -297,7 +297,7 @@ impl Link {
 
     /// FLUSHes a range, with persistence where the server's pool can have it.
     pub(super) fn flush(&mut self, addr: u64, len: u64, rkey: u32, tag: Tag) -> Result<(), Why> {
-        let placement = if self.info.durable { Placement::Persistence } else { Placement::GlobalVisibility };
+        let placement = if self.info.guarantee.is_durable() { Placement::Persistence } else { Placement::GlobalVisibility };
         let len = u32::try_from(len).map_err(|_| Why::Nonsense)?;
         let remote = RemoteAddr { addr, rkey: Rkey(rkey) };
         self.post(SendOp::Flush { remote, len, placement, selectivity: Selectivity::Range }, &[], tag)

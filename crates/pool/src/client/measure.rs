@@ -184,7 +184,7 @@ impl Scratch<'_> {
     /// Whether the server's pool can make anything durable.
     #[must_use]
     pub fn durable(&self) -> bool {
-        self.client.info(self.server).is_some_and(|info| info.durable)
+        self.client.info(self.server).is_some_and(|info| info.guarantee.is_durable())
     }
 
     fn wait_for(&mut self, tag: u64) -> Result<(), Lost> {

@@ -22,7 +22,7 @@ pub mod transfer;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use remanence_pmem::Region;
+use remanence_pmem::{Region, Survives};
 use remanence_rnic::Access;
 use remanence_service::client::{Came, Reactor, Waiter};
 use remanence_verbs::{Context, Mr};
@@ -198,6 +198,16 @@ impl Client {
             Seat::Live(link) => Some(&link.info),
             Seat::Lost(_) => None,
         }
+    }
+
+    /// Which failures data survives that was made durable on all live servers: what it does on each of them. `None` if none is left.
+    #[must_use]
+    pub fn survives(&self) -> Option<Survives> {
+        self.survived_on(self.live())
+    }
+
+    fn survived_on(&self, servers: impl Iterator<Item = ServerIndex>) -> Option<Survives> {
+        servers.filter_map(|server| self.info(server)).map(|info| info.guarantee.after_psync).reduce(Survives::and)
     }
 
     /// Asks a server how full its pool is.

@@ -13,6 +13,7 @@ use std::io::{self, Read};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, TryRecvError, channel, sync_channel};
 use std::time::{Duration, Instant};
 
+use remanence_pmem::Survives;
 use remanence_service::client::ReactorWaker;
 
 use super::link::{self, Happened, Tag};
@@ -84,6 +85,8 @@ pub struct PutReport {
     pub elapsed: Duration,
     /// Blobs that are durable on the quorum but not on every server that was named.
     pub incomplete: usize,
+    /// Which failures each of these blobs survives: what it does on every server that it was put on.
+    pub survives: Survives,
 }
 
 /// What the reading thread tells the thread that puts.
@@ -169,6 +172,8 @@ impl Client {
     ) -> Result<PutReport, Error> {
         let servers = upload.servers.clone().unwrap_or_else(|| self.live().collect());
         let named = upload.servers.as_ref().map_or(self.options.servers.len(), Vec::len);
+        // Also of those that are lost on the way: some blobs may be on the quorum by one of them.
+        let survives = self.survived_on(servers.iter().copied()).unwrap_or(Survives::NOTHING);
         let began = Instant::now();
         let (feed_tx, feed) = sync_channel(self.options.chunks as usize);
         let (free, free_rx) = channel();
@@ -202,7 +207,7 @@ impl Client {
                 next: 0,
                 owed: HashMap::new(),
                 acts: Vec::new(),
-                report: PutReport { blobs: 0, bytes: 0, elapsed: Duration::ZERO, incomplete: 0 },
+                report: PutReport { blobs: 0, bytes: 0, elapsed: Duration::ZERO, incomplete: 0, survives },
             };
             put.run(events).map(|report| PutReport { elapsed: began.elapsed(), ..report })
         })

@@ -8,6 +8,7 @@ use super::{
 use crate::auth::{Fingerprint, Nonce, Proof};
 use crate::blob::{Digest, Listing, State, Version};
 use crate::format::superblock::Uuid;
+use remanence_pmem::{Guarantee, PersistenceDomain};
 
 /// The kinds of refusal that a client treats differently.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -59,10 +60,8 @@ pub struct PoolInfo {
     pub blobs: u64,
     /// Frames ever written to the catalogue.
     pub sequence: u64,
-    /// A FLUSH with persistence placement makes data durable here; otherwise the pool lives in memory only.
-    pub durable: bool,
-    /// The name of the pool's persistence domain.
-    pub domain: String,
+    /// The pool's persistence domain, and which failures its data survives.
+    pub guarantee: Guarantee,
     /// One sentence: which failures its data survives.
     pub survives: String,
 }
@@ -179,8 +178,7 @@ impl PoolInfo {
             free: 0,
             blobs: 0,
             sequence: 0,
-            durable: false,
-            domain: String::new(),
+            guarantee: Guarantee::of(PersistenceDomain::Volatile),
             survives: String::new(),
         }
     }
@@ -190,8 +188,7 @@ impl PoolInfo {
         for n in [self.size, self.capacity, self.free, self.blobs, self.sequence] {
             w.u64_be(n);
         }
-        w.u8(self.durable.into());
-        w.text(&self.domain);
+        w.u16_be(self.guarantee.to_bits());
         w.text(&self.survives);
     }
 
@@ -203,8 +200,7 @@ impl PoolInfo {
             free: r.u64_be()?,
             blobs: r.u64_be()?,
             sequence: r.u64_be()?,
-            durable: r.bool()?,
-            domain: r.text()?,
+            guarantee: Guarantee::from_bits(r.u16_be()?).ok_or(r.malformed())?,
             survives: r.text()?,
         })
     }
@@ -383,7 +379,8 @@ mod tests {
     use proptest::prelude::*;
 
     fn info() -> impl Strategy<Value = PoolInfo> {
-        (any::<[u8; 16]>(), any::<[u64; 5]>(), "[a-z-]{0,20}", "[a-zA-Z ,.]{0,200}").prop_map(
+        let domain = proptest::sample::select(PersistenceDomain::ALL.to_vec());
+        (any::<[u8; 16]>(), any::<[u64; 5]>(), domain, "[a-zA-Z ,.]{0,200}").prop_map(
             |(uuid, n, domain, survives)| PoolInfo {
                 uuid: Uuid(uuid),
                 size: n[0],
@@ -391,8 +388,7 @@ mod tests {
                 free: n[2],
                 blobs: n[3],
                 sequence: n[4],
-                durable: n[0] % 2 == 0,
-                domain,
+                guarantee: Guarantee { declared: n[0] % 2 == 0, ..Guarantee::of(domain) },
                 survives,
             },
         )

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use remanence_pmem::Medium;
+use remanence_pmem::{Guarantee, Medium};
 
 use crate::alloc::Extent;
 use crate::auth::{
@@ -166,8 +166,8 @@ pub struct Core<M> {
     token: Token,
     limits: Limits,
     policy: AccessPolicy,
-    /// The persistence domain's name and sentence, and whether FLUSH makes durable here.
-    domain: (String, String, bool),
+    /// What the memory promises, and the same in a sentence.
+    domain: (Guarantee, String),
     clients: BTreeMap<ClientId, Client>,
     strangers: Crowd<ClientId>,
     gave_way: Option<ClientId>,
@@ -176,23 +176,21 @@ pub struct Core<M> {
 }
 
 impl<M: Medium> Core<M> {
-    /// A server for `pool`. `domain` is the persistence domain's name and `survives` its sentence; `durable` says
-    /// whether a FLUSH with persistence placement can be had.
+    /// A server for `pool`, whose memory promises what `guarantee` says; `survives` is that in a sentence.
     #[must_use]
     pub fn new(
         pool: Pool<M>,
         token: Token,
         limits: Limits,
-        domain: &str,
+        guarantee: Guarantee,
         survives: &str,
-        durable: bool,
     ) -> Self {
         Self {
             pool,
             policy: AccessPolicy::new(Some(token.clone())),
             token,
             limits,
-            domain: (sentence(domain), sentence(survives), durable),
+            domain: (guarantee, sentence(survives)),
             clients: BTreeMap::new(),
             strangers: Crowd::new(limits.strangers),
             gave_way: None,
@@ -628,8 +626,7 @@ impl<M: Medium> Core<M> {
             free: usage.free,
             blobs: usage.blobs,
             sequence: usage.sequence,
-            durable: self.domain.2,
-            domain: self.domain.0.clone(),
+            guarantee: self.domain.0,
             survives: self.domain.1.clone(),
         }
     }

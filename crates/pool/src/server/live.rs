@@ -113,13 +113,12 @@ impl Server {
         let region = pool.medium().clone();
         floor.rests_on(&region);
         let domain = region.domain();
-        let durable = domain.guarantee().is_durable();
-        let flush = match durable {
+        let flush = match domain.guarantee().is_durable() {
             true => Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT,
             false => Access::FLUSH_GLOBAL,
         };
-        let (name, survives) = (domain.domain().name(), domain.to_string());
-        let core = Core::new(pool, options.token, options.limits, name, &survives, durable);
+        let core =
+            Core::new(pool, options.token, options.limits, domain.guarantee(), &domain.to_string());
         let published = Arc::new(Mutex::new(Published::default()));
         let tickets = Arc::new(Mutex::new(HashMap::new()));
         let mut entrance = Entrance { context, tickets: Arc::clone(&tickets) };

@@ -1,6 +1,6 @@
 use std::collections::BTreeSet;
 
-use remanence_pmem::Region;
+use remanence_pmem::{Guarantee, PersistenceDomain, Region};
 
 use super::core::{ClientId, Core, Keys, Limits, Rights, Verdict};
 use crate::auth::{Gate, Room, Side, Token};
@@ -58,7 +58,7 @@ impl World {
     fn with(limits: Limits) -> Self {
         let pool = Pool::create(Region::anonymous(1 << 20).expect("memory"), Uuid([1; 16]), 2).expect("fair");
         let token = Token::new(TOKEN).expect("fair");
-        let core = Core::new(pool, token, limits, "volatile", "nothing", false);
+        let core = Core::new(pool, token, limits, Guarantee::of(PersistenceDomain::Volatile), "nothing");
         Self { core, keys: Ring::default(), now: Duration::from_secs(100), numbers: 0 }
     }
 

@@ -8,10 +8,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use remanence_coord::replicated::record::COMMAND_HEADER;
+use remanence_pmem::Survives;
 use remanence_remote::{Background, Delays, Face, Reactor, Session, Token, Turns, at_once, elsewhere};
 use remanence_verbs::Context;
 
-use super::{Refusal, Reply, Request, SERVICE};
+use super::{Refusal, Reply, Request, SERVICE, SURVIVES};
 
 /// How long a client leaves the hosts alone when it has asked all of them in vain, at first and at most: none of them can say when one of
 /// them will have the log.
@@ -139,11 +140,27 @@ impl Client {
         at_once(self.call_as(Face::Thread, command))
     }
 
+    /// Which failures answered commands survive, as the host that is asked says it: what a record does on every server of the log that takes
+    /// part. `None` if that host has made nothing durable yet.
+    ///
+    /// # Errors
+    /// No host has answered in time.
+    pub fn survives(&mut self) -> Result<Option<Survives>, ClientError> {
+        at_once(self.survives_as(Face::Thread))
+    }
+
+    async fn survives_as(&mut self, face: Face) -> Result<Option<Survives>, ClientError> {
+        match self.ask(face, Instant::now() + self.options.patience, SURVIVES).await? {
+            Reply::Done(bits) if bits.len() <= 1 => Ok(bits.first().map(|bits| Survives::from_bits((*bits).into()))),
+            other => Err(ClientError::Unknown(format!("what survives was asked, and {other:?} came"))),
+        }
+    }
+
     async fn call_as(&mut self, face: Face, command: &[u8]) -> Result<Vec<u8>, ClientError> {
         let until = Instant::now() + self.options.patience;
         let session = match self.session {
             Some(session) => session,
-            None => match self.ask(face, until, &Request::Open).await? {
+            None => match self.ask(face, until, &Request::Open.emit()).await? {
                 Reply::Opened(session) => *self.session.insert(session),
                 other => {
                     return Err(ClientError::Unknown(format!("a session was asked for, and {other:?} came")));
@@ -152,7 +169,7 @@ impl Client {
         };
         self.number += 1;
         let request = Request::Command { session, number: self.number, command: command.to_vec() };
-        match self.ask(face, until, &request).await? {
+        match self.ask(face, until, &request.emit()).await? {
             Reply::Done(answer) => Ok(answer),
             Reply::Oversized { len, max } => Err(ClientError::Oversized { len, max }),
             Reply::Refused(Refusal::Expired) => {
@@ -166,12 +183,11 @@ impl Client {
     }
 
     /// Asks one host after the other, until one says something that no other would say differently.
-    async fn ask(&mut self, face: Face, until: Instant, request: &Request) -> Result<Reply, ClientError> {
-        let bytes = request.emit();
+    async fn ask(&mut self, face: Face, until: Instant, request: &[u8]) -> Result<Reply, ClientError> {
         let mut attempts = 0;
         let mut delays = Delays::new(AGAIN, AGAIN_MAX);
         loop {
-            let why = match self.ask_once(face, &bytes).await {
+            let why = match self.ask_once(face, request).await {
                 Ok(Reply::Unknown(why)) => why,
                 Ok(Reply::Refused(refusal)) => match refusal {
                     Refusal::Expired | Refusal::Stale | Refusal::TooLong(_) => {
@@ -300,5 +316,13 @@ impl AsyncClient {
     /// It was not carried out; or nothing is known.
     pub async fn call(&self, command: &[u8]) -> Result<Vec<u8>, ClientError> {
         self.turns.turn().await.call_as(Face::Task, command).await
+    }
+
+    /// Which failures answered commands survive: see [`Client::survives`].
+    ///
+    /// # Errors
+    /// No host has answered in time.
+    pub async fn survives(&self) -> Result<Option<Survives>, ClientError> {
+        self.turns.turn().await.survives_as(Face::Task).await
     }
 }

@@ -367,6 +367,10 @@ impl<S: StateMachine> Hosting<S> {
 
     /// Takes what a client asks. It is answered by a [turn](Self::turn).
     fn submit(&mut self, request: &[u8], unanswered: Unanswered) {
+        if request == SURVIVES {
+            let bits = self.log.survives().map(|survives| survives.to_bits() as u8);
+            return self.control.answer(unanswered, Ok(Reply::Done(bits.into_iter().collect()).emit()));
+        }
         match Request::parse(request) {
             Ok(request) => {
                 self.tokens += 1;

@@ -15,3 +15,7 @@ pub use remanence_coord::replicated::{Limits, Refusal, Reply, Request, StateMach
 
 /// The number of a replicated service at its host.
 pub const SERVICE: u16 = 2;
+
+/// Asks a host what acknowledged commands survive. The host answers it and not its replica, whose requests begin with other bytes; its
+/// [answer](Reply::Done) is three bits, or nothing if it has made no record durable yet.
+const SURVIVES: &[u8] = &[0];

@@ -25,6 +25,8 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Fail> {
+    // Every bar needs it: whoever lacks it is told before minutes are measured, and not behind them.
+    crate::cmd::run::library()?;
     let directory = super::supervise::place();
     super::measure(&args.common, nvcache::draw, |common, progress| {
         nvcache::run(&Options { common, directory }, progress)
