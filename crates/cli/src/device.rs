@@ -44,6 +44,6 @@ pub(crate) fn connect_on(
     tokens: Vec<Token>,
     need: usize,
 ) -> Result<Client, Fail> {
-    Client::connect(context, client::Options::new(servers, tokens), need)
+    Client::connect(context, client::Options::new(servers).tokens(tokens), need)
         .map_err(|e| Fail::new(e.to_string()))
 }

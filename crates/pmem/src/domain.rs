@@ -103,8 +103,8 @@ pub enum StoreGranularity {
     None,
 }
 
-/// A set of failures.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+/// A set of failures; none by default.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Survives {
     /// The process is killed, or panics.
     pub process_crash: bool,

@@ -45,11 +45,13 @@ fn what_is_put_is_got_back_whatever_its_length() {
 fn bytes_are_put_and_got_by_who_names_no_address_of_its_own() {
     let host = Host::new(16 << 20);
     let mut client =
-        Client::connect_to(Options::new(vec![host.named()], vec![token()]), 1).expect("it is there");
-    assert_eq!(client.put_bytes(&name("a"), &bytes(1, 700_000), 1).expect("durable").blobs, 1);
+        Client::connect_to(Options::new(vec![host.named()]).tokens([token()]), 1).expect("it is there");
+    let report = client.put_bytes(&name("a"), &bytes(1, 700_000), 1).expect("durable");
+    let survives = client.info(0).expect("it is there").guarantee.after_psync;
+    assert_eq!((report.blobs, report.survives, client.survives()), (1, survives, Some(survives)));
     assert_eq!(client.get_bytes(&name("a")).expect("there"), bytes(1, 700_000));
     assert!(matches!(client.get_bytes(&name("b")), Err(Error::NotFound(_))));
-    let nobody = Client::connect_to(Options::new(vec![], vec![]), 1).map(drop).expect_err("nobody is named");
+    let nobody = Client::connect_to(Options::new(vec![]), 1).map(drop).expect_err("nobody is named");
     assert!(matches!(nobody, Error::BadQuorum { servers: 0, .. }), "{nobody}");
 }
 
@@ -96,14 +98,14 @@ fn a_blob_is_overwritten_and_deleted_by_name() {
 fn a_wrong_token_is_said_and_opens_nothing() {
     let host = Host::new(16 << 20);
     let wrong = vec![Token::new("this-is-not-the-one").expect("fair")];
-    let error = Client::connect(&host.context(), Options::new(vec![host.named()], wrong), 1)
+    let error = Client::connect(&host.context(), Options::new(vec![host.named()]).tokens(wrong), 1)
         .map(drop)
         .expect_err("shut");
     let Error::TooFew { lost, .. } = error else { panic!("{error}") };
     assert_eq!(lost[0].why, Why::WrongToken);
     // The right one among others is found by its fingerprint.
     let ring = vec![Token::new("this-is-not-the-one").expect("fair"), token()];
-    Client::connect(&host.context(), Options::new(vec![host.named()], ring), 1).map(drop).expect("open");
+    Client::connect(&host.context(), Options::new(vec![host.named()]).tokens(ring), 1).map(drop).expect("open");
     assert_eq!(host.server().stats().admitted, 1);
 }
 
@@ -111,7 +113,7 @@ fn a_wrong_token_is_said_and_opens_nothing() {
 fn a_server_whose_program_hangs_while_its_device_answers_is_given_up() {
     let (hangs, host) = (Hangs::new(), Host::new(1 << 20));
     let answer_limit = Duration::from_millis(300);
-    let options = Options { answer_limit, ..Options::new(vec![hangs.named()], vec![token()]) };
+    let options = Options::new(vec![hangs.named()]).tokens([token()]).answer_limit(answer_limit);
     let mut client = Client::connect(&host.context(), options, 1).expect("it lets clients in");
     // Else this would wait for ever.
     let error = put(&mut client, "a", bytes(1, 1000), 1).expect_err("nobody answers");
@@ -141,7 +143,7 @@ fn a_blob_is_durable_on_all_servers_or_on_a_quorum() {
     let hosts = [Host::new(16 << 20), Host::new(16 << 20), Host::new(64 << 10)];
     let servers: Vec<_> = hosts.iter().map(Host::named).collect();
     let context = hosts[0].context();
-    let mut client = Client::connect(&context, Options::new(servers, vec![token()]), 3).expect("all there");
+    let mut client = Client::connect(&context, Options::new(servers).tokens([token()]), 3).expect("all there");
     let mut copies = Vec::new();
     put_with(&mut client, vec![source("a", bytes(1, 10_000))], 3, &mut |event| {
         if let Event::Durable { copies: n, .. } = event {
@@ -165,7 +167,7 @@ fn a_damaged_copy_is_noticed_and_the_next_server_asked() {
     let hosts = [Host::new(16 << 20), Host::new(16 << 20)];
     let servers: Vec<_> = hosts.iter().map(Host::named).collect();
     let context = hosts[0].context();
-    let mut client = Client::connect(&context, Options::new(servers, vec![token()]), 2).expect("both there");
+    let mut client = Client::connect(&context, Options::new(servers).tokens([token()]), 2).expect("both there");
     put(&mut client, "a", bytes(1, 1_000_000), 2).expect("durable");
     hosts[0].rot(500_000);
     let mut data = Vec::new();
@@ -191,7 +193,7 @@ fn a_put_that_failed_never_outranks_a_later_one() {
         let context = hosts[0].context();
         let connect = |places: &[usize], need| {
             let servers = servers.clone();
-            let client = Client::connect(&context, Options::new(servers, vec![token()]), need);
+            let client = Client::connect(&context, Options::new(servers).tokens([token()]), need);
             let client = client.expect("enough are there");
             assert_eq!(client.live().collect::<Vec<_>>(), places);
             client
@@ -201,7 +203,7 @@ fn a_put_that_failed_never_outranks_a_later_one() {
         // As if the other two had been killed before their commits came.
         let mut client = connect(&[0, 1, 2], 3);
         let version = client.next_version().expect("all promise");
-        let mut alone = Client::connect(&context, Options::new(vec![hosts[0].named()], vec![token()]), 1)
+        let mut alone = Client::connect(&context, Options::new(vec![hosts[0].named()]).tokens([token()]), 1)
             .expect("it is there");
         let old = Source { version: Some(version), ..source("x", bytes(1, 5000)) };
         put_with(&mut alone, vec![old], 1, &mut |_| ()).expect("on one");
@@ -214,7 +216,7 @@ fn a_put_that_failed_never_outranks_a_later_one() {
         let mut client = connect(&[0, 1, 2], 3);
         assert_eq!(get(&mut client, "x").expect("there"), bytes(2, 7000), "turn {turn}");
         for (place, host) in hosts.iter().enumerate() {
-            let one = Options::new(vec![host.named()], vec![token()]);
+            let one = Options::new(vec![host.named()]).tokens([token()]);
             let mut target = Client::connect(&context, one, 1).expect("there");
             target.catch_up(&mut client, &mut |_| ()).expect("up to date");
             assert_eq!(get(&mut target, "x").expect("there"), bytes(2, 7000), "turn {turn}, server {place}");
@@ -229,7 +231,7 @@ fn a_get_asks_a_majority_and_brings_there_what_it_finds_on_fewer() {
     let servers: Vec<_> = hosts.iter().map(Host::named).collect();
     let context = hosts[0].context();
     let connect =
-        || Client::connect(&context, Options::new(servers.clone(), vec![token()]), 1).expect("one at least");
+        || Client::connect(&context, Options::new(servers.clone()).tokens([token()]), 1).expect("one at least");
     put(&mut connect(), "x", bytes(0, 5000), 3).expect("on all");
     put(&mut connect(), "gone", bytes(0, 500), 3).expect("on all");
     hosts[2].take().stop().expect("closed");
@@ -256,7 +258,7 @@ fn a_get_asks_a_majority_and_brings_there_what_it_finds_on_fewer() {
     hosts[0].take().stop().expect("closed");
     hosts[1].restart();
     assert_eq!(get(&mut connect(), "x").expect("there"), bytes(1, 3_000_000));
-    let one = Options::new(vec![hosts[2].named()], vec![token()]);
+    let one = Options::new(vec![hosts[2].named()]).tokens([token()]);
     let mut third = Client::connect(&context, one, 1).expect("there");
     assert_eq!(get(&mut third, "x").expect("there"), bytes(1, 3_000_000));
     assert!(matches!(get(&mut third, "gone"), Err(Error::NotFound(_))));
@@ -266,7 +268,7 @@ fn a_get_asks_a_majority_and_brings_there_what_it_finds_on_fewer() {
 fn a_quorum_that_others_could_miss_is_refused() {
     let hosts = [Host::new(16 << 20), Host::new(16 << 20), Host::new(16 << 20)];
     let servers: Vec<_> = hosts.iter().map(Host::named).collect();
-    let options = Options::new(servers, vec![token()]);
+    let options = Options::new(servers).tokens([token()]);
     let mut client = Client::connect(&hosts[0].context(), options, 3).expect("all there");
     let error = put(&mut client, "x", bytes(0, 10), 1).expect_err("no majority");
     assert!(matches!(error, Error::SmallQuorum { quorum: 1, servers: 3, need: 2 }), "{error}");
@@ -279,7 +281,7 @@ fn a_quorum_that_others_could_miss_is_refused() {
 fn a_server_that_is_named_twice_does_not_count_as_two() {
     let hosts = [Host::new(16 << 20), Host::new(16 << 20)];
     let (one, other) = (hosts[0].named(), hosts[1].named());
-    let options = Options::new(vec![one.clone(), other, ("again".into(), one.1)], vec![token()]);
+    let options = Options::new(vec![one.clone(), other, ("again".into(), one.1)]).tokens([token()]);
     match Client::connect(&hosts[0].context(), options, 2) {
         Err(Error::Twice { one: first, other }) => assert_eq!((first, &other[..]), (one.0, "again")),
         Err(other) => panic!("{other}"),
@@ -290,7 +292,7 @@ fn a_server_that_is_named_twice_does_not_count_as_two() {
     copied.take().stop().expect("closed");
     let twin = copied.twin();
     copied.restart();
-    let options = Options::new(vec![copied.named(), twin.named()], vec![token()]);
+    let options = Options::new(vec![copied.named(), twin.named()]).tokens([token()]);
     assert!(matches!(Client::connect(&hosts[0].context(), options, 2), Err(Error::Twice { .. })));
 }
 
@@ -301,7 +303,7 @@ fn a_deletion_is_kept_by_servers_that_never_had_the_blob() {
     let servers: Vec<_> = hosts.iter().map(Host::named).collect();
     let context = hosts[0].context();
     let connect =
-        || Client::connect(&context, Options::new(servers.clone(), vec![token()]), 2).expect("two at least");
+        || Client::connect(&context, Options::new(servers.clone()).tokens([token()]), 2).expect("two at least");
     hosts[2].take().stop().expect("closed");
     put(&mut connect(), "x", bytes(0, 5000), 2).expect("on the first two");
     hosts[2].restart();
@@ -319,7 +321,7 @@ fn a_server_that_stops_on_the_way_is_told_of_and_catches_up_later() {
     let servers: Vec<_> = hosts.iter().map(Host::named).collect();
     let context = hosts[0].context();
     let mut client =
-        Client::connect(&context, Options::new(servers.clone(), vec![token()]), 3).expect("all there");
+        Client::connect(&context, Options::new(servers.clone()).tokens([token()]), 3).expect("all there");
     put(&mut client, "before", bytes(0, 5000), 3).expect("durable");
     put(&mut client, "deleted", bytes(0, 5000), 3).expect("durable");
     let (mut durable, mut lost, mut victim) = (0, Vec::new(), Some(hosts[1].take()));
@@ -343,7 +345,7 @@ fn a_server_that_stops_on_the_way_is_told_of_and_catches_up_later() {
 
     hosts[1].restart();
     let mut target =
-        Client::connect(&context, Options::new(vec![hosts[1].named()], vec![token()]), 1).expect("back");
+        Client::connect(&context, Options::new(vec![hosts[1].named()]).tokens([token()]), 1).expect("back");
     let sync = target.catch_up(&mut client, &mut |_| ()).expect("caught up");
     assert_eq!((sync.copied, sync.deleted), (report.incomplete + 1, 1));
     assert_eq!(target.catch_up(&mut client, &mut |_| ()).expect("nothing to do").copied, 0);
@@ -454,7 +456,7 @@ fn wait<T>(future: impl Future<Output = T>) -> T {
 }
 
 fn async_client(hosts: &[&Host]) -> AsyncClient {
-    let options = Options::new(hosts.iter().map(|host| host.named()).collect(), vec![token()]);
+    let options = Options::new(hosts.iter().map(|host| host.named()).collect()).tokens([token()]);
     wait(AsyncClient::connect_to(options, hosts.len())).expect("all are there")
 }
 

@@ -9,7 +9,7 @@ use std::io::Read as _;
 use std::path::Path;
 
 use remanence::pool::{
-    BlobName, Client, ConnectOptions, Limits, Port, Server, ServerOptions, Source, Token, Upload,
+    BlobName, Client, ConnectOptions, Port, Server, ServerOptions, Source, Token, Upload,
     open_or_make,
 };
 use remanence::verbs::{Context, Options};
@@ -25,7 +25,7 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
     let (one, two, three) = (serve("one.pool")?, serve("two.pool")?, serve("three.pool")?);
 
     let servers = [&one, &two, &three].map(|server| (server.address().to_string(), server.address()));
-    let mut client = Client::connect_to(ConnectOptions::new(servers.into(), vec![token.clone()]), 3)?;
+    let mut client = Client::connect_to(ConnectOptions::new(servers.into()).tokens([token.clone()]), 3)?;
     let name = BlobName::new("greeting")?;
     client.put_bytes(&name, b"hello, servers", 2)?;
     println!("client: \"{name}\" is durable on two of three servers at least");
@@ -60,7 +60,7 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
 fn serve(device: &Context, file: &Path, token: &Token) -> Result<Server, Box<dyn Error>> {
     let port = Port::take(device, 0)?;
     let (pool, _made) = open_or_make(file, Some(SIZE), SIZE, None)?;
-    let options = ServerOptions { token: token.clone(), limits: Limits::default() };
+    let options = ServerOptions::new(token.clone());
     let server = Server::start(port, pool, options)?;
     println!("server: {} at {}", file.display(), server.address());
     Ok(server)

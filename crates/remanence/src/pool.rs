@@ -12,7 +12,7 @@
 //! let servers: Vec<_> = servers.iter().map(|at| Ok((at.to_string(), at.parse()?))).collect::<Result<_, std::net::AddrParseError>>()?;
 //! let token = Token::new(std::fs::read_to_string("pool.token")?.trim())?;
 //! // Two of the three have to be there.
-//! let mut client = Client::connect_to(ConnectOptions::new(servers, vec![token]), 2)?;
+//! let mut client = Client::connect_to(ConnectOptions::new(servers).tokens([token]), 2)?;
 //! let name = BlobName::new("greeting")?;
 //! client.put_bytes(&name, b"hello", 2)?; // durable on two of them, at least
 //! assert_eq!(client.get_bytes(&name)?, b"hello");

@@ -69,7 +69,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
     let (token, token_file) = known.map_or_else(|| token(args), Ok)?;
     let region = pool.medium().clone();
     let (usage, uuid) = (pool.usage(), pool.uuid());
-    let options = server::Options { token: token.clone(), limits: Limits::default() };
+    let options = server::Options::new(token.clone());
     let mut server = Server::start(port, pool, options).map_err(unserved)?;
     let address = server.address();
     let domain = region.domain();

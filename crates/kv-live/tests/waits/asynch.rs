@@ -35,12 +35,14 @@ fn put(store: &AsyncStore, key: &[u8], value: &[u8]) -> remanence_kv_live::Pendi
 fn many_operations_are_under_way_together_and_share_messages() {
     let host = host();
     let store = connect(&host);
+    assert_eq!(store.survives(), None, "nothing was acknowledged");
     let before = host.metrics().calls;
     let keys: Vec<Vec<u8>> = (0..400_u32).map(|n| n.to_le_bytes().to_vec()).collect();
     let puts: Vec<_> = keys.iter().map(|key| put(&store, key, key)).collect();
     for put in puts {
         block_on(put).expect("it is written");
     }
+    assert!(store.survives().is_some_and(|survives| survives.process_crash), "{:?}", store.survives());
     let calls = host.metrics().calls - before;
     assert!(calls < 100, "{calls} calls for 400 values");
     let other = store.clone();

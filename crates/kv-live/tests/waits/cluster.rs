@@ -17,6 +17,7 @@ use remanence_kv::proto::{Expect, Refusal};
 use remanence_kv_live::{
     AsyncStore, Error, Member, MemberOptions, MemberStats, Pending, PutOptions, Role, Stop, Store,
 };
+use remanence_pmem::Survives;
 use remanence_remote::Token;
 use remanence_verbs::Context;
 
@@ -734,6 +735,8 @@ fn an_asynchronous_client_survives_the_primary_and_believes_no_other() {
         }
     };
     (0..5).for_each(|n| round(100 * n + 1, &mut may_be));
+    // Their logs are in /dev/shm.
+    assert_eq!(store.survives(), Some(Survives::PROCESS_CRASH));
     let first = cluster.primary();
     cluster.stop(first);
     // Some of these fail, and say so; then there is another primary.

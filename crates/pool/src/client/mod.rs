@@ -44,27 +44,44 @@ use crate::quorum::{Ballot, Reading, majority};
 /// How a client is made.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Servers: as the user names them, and where they are.
-    pub servers: Vec<(String, SocketAddr)>,
-    /// Tokens; each server says which one it wants.
-    pub tokens: Vec<Token>,
-    /// How long a server may take to answer a connection request.
-    pub connect_limit: Duration,
-    /// How long its program may leave a request unanswered, which waits for its disk at most, before it is given up.
-    pub answer_limit: Duration,
+    servers: Vec<(String, SocketAddr)>,
+    tokens: Vec<Token>,
+    connect_limit: Duration,
+    answer_limit: Duration,
     /// Bytes of a chunk.
-    pub chunk: u32,
+    chunk: u32,
     /// Chunks in the ring.
-    pub chunks: u32,
+    chunks: u32,
 }
 
 impl Options {
-    /// Servers and tokens, and what suits most programs: 5 s to connect and 30 s for each answer; 16 MiB in flight in chunks of 512 KiB,
-    /// which is small enough for a core's L2 cache and large enough that a chunk's bookkeeping does not show.
+    /// Servers, as the user names them and where they are, and what suits most programs: 5 s to connect and 30 s for each answer; 16 MiB in
+    /// flight in chunks of 512 KiB, which is small enough for a core's L2 cache and large enough that a chunk's bookkeeping does not show.
     #[must_use]
-    pub fn new(servers: Vec<(String, SocketAddr)>, tokens: Vec<Token>) -> Self {
+    pub fn new(servers: Vec<(String, SocketAddr)>) -> Self {
         let (connect_limit, answer_limit) = (Duration::from_secs(5), Duration::from_secs(30));
-        Self { servers, tokens, connect_limit, answer_limit, chunk: 512 << 10, chunks: 32 }
+        Self { servers, tokens: Vec::new(), connect_limit, answer_limit, chunk: 512 << 10, chunks: 32 }
+    }
+
+    /// Tokens; each server says which one it wants.
+    #[must_use]
+    pub fn tokens(mut self, tokens: impl IntoIterator<Item = Token>) -> Self {
+        self.tokens = tokens.into_iter().collect();
+        self
+    }
+
+    /// How long a server may take to answer a connection request; 5 s if nothing is said.
+    #[must_use]
+    pub const fn connect_limit(mut self, limit: Duration) -> Self {
+        self.connect_limit = limit;
+        self
+    }
+
+    /// How long its program may leave a request unanswered, which waits for its disk at most, before it is given up; 30 s if nothing is said.
+    #[must_use]
+    pub const fn answer_limit(mut self, limit: Duration) -> Self {
+        self.answer_limit = limit;
+        self
     }
 }
 

@@ -28,10 +28,23 @@ use crate::proto::{BadPurpose, MAX_MESSAGE, Purpose, RemoteExtent, VERSION, WIND
 /// How a server is started.
 #[derive(Debug)]
 pub struct Options {
-    /// The token that clients have to prove that they have.
-    pub token: Token,
+    token: Token,
+    limits: Limits,
+}
+
+impl Options {
+    /// For clients that prove to have this token.
+    #[must_use]
+    pub fn new(token: Token) -> Self {
+        Self { token, limits: Limits::default() }
+    }
+
     /// Bounds of what clients may have.
-    pub limits: Limits,
+    #[must_use]
+    pub const fn limits(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self
+    }
 }
 
 /// A port that is ours: clients that connect wait until a [`Server`] is started on it.

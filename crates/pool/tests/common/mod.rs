@@ -84,7 +84,7 @@ impl Host {
         let mut this =
             Self { address: address(), server: None, region: Some(pool.medium().clone()), file: None };
         let port = Port::take(&open(this.address), PORT).expect("free");
-        let options = server::Options { token: token(), limits };
+        let options = server::Options::new(token()).limits(limits);
         this.server = Some(Server::start(port, pool, options).expect("serves"));
         this
     }
@@ -101,7 +101,7 @@ impl Host {
 
     fn start(&mut self, pool: Pool<Region>) {
         let port = Port::take(&open(self.address), PORT).expect("free");
-        let options = server::Options { token: token(), limits: Limits::default() };
+        let options = server::Options::new(token());
         self.server = Some(Server::start(port, pool, options).expect("serves"));
     }
 
@@ -143,7 +143,7 @@ impl Host {
     }
 
     pub(crate) fn client(&self) -> Client {
-        Client::connect(&self.context(), Options::new(vec![self.named()], vec![token()]), 1)
+        Client::connect(&self.context(), Options::new(vec![self.named()]).tokens([token()]), 1)
             .expect("it is there")
     }
 

@@ -42,7 +42,7 @@ fn who_connects_to_nobody_reads_where_that_was() {
     let log = printed(log::Log::connect_to(&[to], &log::ConnectOptions::default()).expect_err("nobody"));
     assert!(log.contains(&sentence), "{log}");
     let token = Token::new("a-token-of-sixteen-characters").expect("fair");
-    let options = pool::ConnectOptions::new(vec![(to.to_string(), to)], vec![token]);
+    let options = pool::ConnectOptions::new(vec![(to.to_string(), to)]).tokens([token]);
     let pool = printed(pool::Client::connect_to(options, 1).map(drop).expect_err("nobody"));
     assert!(pool.contains(&sentence), "{pool}");
 }

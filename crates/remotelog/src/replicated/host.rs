@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use remanence_coord::replicated::{Read, Replica, Request, StateMachine};
+use remanence_coord::replicated::{Read, Replica, Reply, Request, StateMachine};
 use remanence_persist::Config;
 use remanence_persist::taxonomy::Domain;
 use remanence_pmem::Region;
@@ -21,7 +21,7 @@ use remanence_remote::{
 };
 use remanence_verbs::Context;
 
-use super::{Limits, SERVICE};
+use super::{Limits, SERVICE, SURVIVES};
 use crate::client::ConnectOptions;
 use crate::connection::{SessionConnection, connect};
 use crate::error::Refused;

@@ -9,6 +9,7 @@ use std::task::Poll;
 use std::thread;
 use std::time::Duration;
 
+use remanence_pmem::Survives;
 use remanence_remote::{Reactor, Session, Stop};
 use remanence_remotelog::replicated::{
     AsyncClient, Client, ClientError, ClientOptions, Host, HostOptions, Malformed, Refusal, Reply, Request,
@@ -68,6 +69,8 @@ fn a_command_that_no_message_takes_is_refused_at_once_and_others_are_not() {
         let too_long = client.call(&[7; 4040]);
         assert_eq!(too_long, Err(ClientError::Refused(Refusal::TooLong(4039))));
         assert_eq!(client.call(&[7; 4039])?, [7; 4039]);
+        // The log is in /dev/shm.
+        assert_eq!(client.survives()?, Some(Survives::PROCESS_CRASH));
         Ok(())
     });
     with_host(HostOptions::default().messages(64 << 10), |client| {
