@@ -138,7 +138,7 @@ fn peers(bench: Seen<'_>, bars: &mut Vec<Bar>) {
         bars.push(Bar::new(name, bench.samples.ratio(over, under), sense, limit));
     };
     for value in peerside::SIZES {
-        let at = |place, deed, who| peerside::spinning(place, deed, who, value);
+        let at = |place, action, who| peerside::spinning(place, action, who, value);
         let redis = |setting, via| Who::Redis(setting, via);
         let (plain, always) = (Setting::plain(Fsync::NoLog), Setting::plain(Fsync::Always));
         // Over the network's stack both, or neither.
