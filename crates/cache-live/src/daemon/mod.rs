@@ -346,7 +346,7 @@ impl Daemon {
         let usual = cleaner::Options::usual(log.layout().geometry.entries);
         let batch = options.batch.unwrap_or(usual.batch).max(1);
         segment.make(random[3] | 1, batch);
-        let cleaning = cleaner::Options { batch, low: usual.low.max(batch), ..usual };
+        let cleaning = cleaner::Options { batch, low: usual.low.max(batch) };
         let cleaner = Cleaner::new(cleaning, log.tail());
         let table = FileTable::empty(region.clone(), *log.layout());
         if options.copies.as_ref().is_some_and(|copies| copies.images) {
