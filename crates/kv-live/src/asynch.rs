@@ -45,7 +45,7 @@ use super::connector::{Connector, delays};
 use super::members::{LATE, Promises};
 use super::{ConnectOptions, Error, Page, PutOptions, Session, Version};
 use remanence_kv::client::{
-    Any, Call, Client, Completion, Ended, Found, Get, Mux, Output, Put, RemoteMemory as _, Verb,
+    AnyOperation, Call, Client, Completion, Ended, Found, Get, Mux, Output, Put, RemoteMemory as _, Verb,
 };
 use remanence_kv::proto::{Expect, Reply, Request};
 use remanence_kv::view::View;
@@ -773,17 +773,17 @@ fn doubt(ended: &Ended, changes: bool, vouched: bool) -> Option<Ended> {
 }
 
 impl OperationSpec {
-    fn operation(self, now: u64) -> Any {
+    fn operation(self, now: u64) -> AnyOperation {
         match self {
-            Self::Get(key) => Any::Get(Get::new(&key)),
+            Self::Get(key) => AnyOperation::Get(Get::new(&key)),
             Self::Put { key, value, options } => {
                 let expires = options.ttl.map_or(0, |ttl| {
                     let milliseconds = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
                     now.saturating_add(milliseconds.max(1))
                 });
-                Any::Put(Put::new(&key, &value, expires, options.expect))
+                AnyOperation::Put(Put::new(&key, &value, expires, options.expect))
             }
-            Self::Call(request) => Any::Call(Call::new(request)),
+            Self::Call(request) => AnyOperation::Call(Call::new(request)),
         }
     }
 }
