@@ -338,12 +338,6 @@ impl Link {
         self.ring.mr.offset() + self.ring.offset(number)
     }
 
-    /// The next message that will arrive, or that has arrived and was not handed over yet.
-    #[must_use]
-    pub const fn next_number(&self) -> u64 {
-        self.received + 1
-    }
-
     /// How many receive buffers it has.
     #[must_use]
     pub const fn slots(&self) -> u32 {
