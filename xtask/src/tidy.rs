@@ -61,6 +61,13 @@ fn inspect(name: &str, text: &str, faults: &mut Vec<String>) {
             faults.push(format!("{name}:{number}: a doc comment of one or two words: say it in a sentence"));
         }
     }
+    if name.starts_with("crates/") && name.contains("/src/") && name.ends_with(".rs") {
+        for number in shipped(text) {
+            faults.push(format!(
+                "{name}:{number}: what a fuzzer runs is for `{FUZZING}` only: users compile it else"
+            ));
+        }
+    }
     for (number, line) in text.lines().enumerate() {
         for (word, why) in BANNED {
             if line.contains(word) {
@@ -77,6 +84,21 @@ fn inspect(name: &str, text: &str, faults: &mut Vec<String>) {
             faults.push(format!("{name}:{}: trailing space", number + 1));
         }
     }
+}
+
+/// What a fuzzer and the unit tests have, and no other build: not that of a user, debug or release, nor the documentation.
+const FUZZING: &str = "#[cfg(any(test, fuzzing))]";
+
+/// The lines, counted from 1, that declare a module `fuzzing` which other builds have too.
+fn shipped(text: &str) -> Vec<usize> {
+    let lines: Vec<&str> = text.lines().map(str::trim).collect();
+    let declares = |line: &str| {
+        !line.starts_with("//") && line.trim_end_matches([' ', '{', ';']).ends_with("mod fuzzing")
+    };
+    let is_gated = |at: usize| {
+        lines[..at].iter().rev().take_while(|line| line.starts_with("#[")).any(|line| *line == FUZZING)
+    };
+    (0..lines.len()).filter(|at| declares(lines[*at]) && !is_gated(*at)).map(|at| at + 1).collect()
 }
 
 /// The lines, counted from 1, on which a paragraph of a doc comment is one or two words and a full stop. A name of code
@@ -111,7 +133,7 @@ fn doc(line: &str) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
-    use super::{inspect, terse};
+    use super::{inspect, shipped, terse};
 
     #[test]
     fn each_rule_reports_its_line() {
@@ -167,6 +189,19 @@ mod tests {
         assert_eq!(terse("/// Reads.\n///\n/// # Errors\n/// When the store fails.\nfn f() {}\n"), [1]);
         assert!(terse(&text[8..10].join("\n")).is_empty());
         assert!(terse(&text[12..14].join("\n")).is_empty());
+    }
+
+    #[test]
+    fn what_a_fuzzer_runs_is_in_no_build_of_a_user() {
+        assert_eq!(shipped("pub mod format;\npub mod fuzzing;\n"), [2]);
+        assert_eq!(shipped("#[doc(hidden)]\npub mod fuzzing;\n"), [2]);
+        assert_eq!(shipped("#[cfg(any(debug_assertions, fuzzing))]\npub(crate) mod fuzzing {\n"), [2]);
+        assert!(shipped("#[cfg(any(test, fuzzing))]\npub mod fuzzing;\n// mod fuzzing;\n").is_empty());
+        let mut faults = Vec::new();
+        for name in ["crates/kv/src/lib.rs", "crates/kv/tests/a.rs"] {
+            inspect(name, "//! What this crate is for.\n\npub mod fuzzing;\n", &mut faults);
+        }
+        assert_eq!(faults.len(), 1, "{faults:?}");
     }
 
     #[test]

@@ -28,7 +28,7 @@ use crate::plot::{self, Axis, Panel, Point};
 use crate::process::run_tool;
 use crate::programs::{Fate, Programs, Spec, Started, Stopped, signal};
 use crate::report::{Bar, Kind, Report, Row, Sense};
-use crate::role::{self, Counters, Lost, Pair, Place, Ran, Role};
+use crate::role::{self, Counters, Launcher, Lost, Pair, Ran, Role};
 use crate::samples::{Key, Metric, Samples};
 
 /// Members of the store.
@@ -272,7 +272,7 @@ fn takeover(options: &Options, fault: Fault) -> Result<Ran<Found>, Failed> {
     let (members, writer) = specs(options, disks.as_ref(), star.as_ref());
     // Processes of its own: the client of a network stays there.
     let mut pair: Pair<Programs, Writer> =
-        Pair::new(Place::here(&options.common.program)).patience(4 * PATIENCE);
+        Pair::new(Launcher::here(&options.common.program)).patience(4 * PATIENCE);
     pair.open(&members, &writer)?;
     let ran = pair.burst(Some(&Fate::MayEnd), &fault)?;
     pair.close()?;

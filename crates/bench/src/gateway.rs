@@ -20,7 +20,7 @@ use crate::machine::{self, State};
 use crate::programs::{Fate, Programs, Spec};
 use crate::redis::{self, Fsync, Setting};
 use crate::report::{Bar, Report, Sense};
-use crate::role::{self, Lost, Pair, Place};
+use crate::role::{self, Launcher, Lost, Pair};
 use crate::samples::{Key, Metric, Samples};
 
 /// What Redis may be faster by.
@@ -209,7 +209,7 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
     let server = |(number, who): (usize, Who)| Served {
         who,
         spec: who.spec(options, number),
-        pair: Pair::new(Place::here(program)),
+        pair: Pair::new(Launcher::here(program)),
     };
     let mut bench = Bench {
         samples: Samples::new(*effort, only),

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::effort;
 use crate::report::{Bar, Kind, Report, Row, Sense};
-use crate::role::{self, Agent, Causes, End, Lost, Place, Ran, Role};
+use crate::role::{self, Agent, Causes, End, Launcher, Lost, Ran, Role};
 use crate::samples::{Key, Measured, Metric, Samples};
 
 /// Bytes of an object: 48 of header, 8 of key.
@@ -92,10 +92,10 @@ impl Times {
     }
 
     /// What was noted since the last time that this was asked.
-    fn told(&mut self) -> Told {
+    fn take(&mut self) -> Latencies {
         let Self { micros, worst, what } = std::mem::replace(self, Self::new());
         let each = micros.iter_recorded();
-        Told {
+        Latencies {
             each: each
                 .map(|v| (v.value_iterated_to() as f64 / 1e3, v.count_since_last_iteration()))
                 .collect(),
@@ -286,19 +286,19 @@ pub(crate) enum Burst {
 
 /// What requests or steps of one kind took: microseconds, and how many took so long; and the longest one.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Told {
+pub(crate) struct Latencies {
     each: Vec<(f64, u64)>,
     worst_ms: f64,
     what: String,
 }
 
-/// The kinds, in the order of [`Found::told`].
+/// The kinds, in the order of [`Found::latencies`].
 const KINDS: [&str; 3] = ["put", "get", "step"];
 
 /// What was found, as far as the burst says something of it.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Found {
-    told: [Told; 3],
+    latencies: [Latencies; 3],
     /// Of steps, microseconds for each object that they moved.
     moved_us: f64,
     memory_per_key: f64,
@@ -351,7 +351,7 @@ impl Role for Core {
             Burst::FillUp => found.full_ms = self.fill_up()?,
         }
         let Run { puts, gets, steps, .. } = &mut self.run;
-        found.told = [puts, gets, steps].map(Times::told);
+        found.latencies = [puts, gets, steps].map(Times::take);
         Ok(found)
     }
 }
@@ -450,7 +450,7 @@ impl Core {
 
 /// A store in a process, which is started and filled when it is not there.
 struct Store {
-    place: Place,
+    launcher: Launcher,
     spec: Spec,
     core: Option<Agent<Core>>,
     /// The longest of each kind so far: milliseconds, and what it was about.
@@ -462,15 +462,15 @@ struct Store {
 impl Store {
     fn new(options: &Options, keys: u64) -> Self {
         let spec = Spec { file: options.directory.join(format!("store{keys}")), keys };
-        let place = Place::here(&options.common.program);
-        Self { place, spec, core: None, worst: Default::default(), filled: Found::default() }
+        let launcher = Launcher::here(&options.common.program);
+        Self { launcher, spec, core: None, worst: Default::default(), filled: Found::default() }
     }
 
     /// Starts and fills it, if it is not there.
     fn ready(&mut self) -> Result<&mut Agent<Core>, String> {
         if self.core.is_none() {
             // A store of many keys takes minutes to be filled.
-            let mut core = Agent::start(&self.place, End::Server)?.patience(5 * PATIENCE);
+            let mut core = Agent::start(&self.launcher, End::Server)?.patience(5 * PATIENCE);
             core.open(&self.spec)?;
             self.core = Some(core);
             self.filled = self.burst(Burst::Fill)?.0;
@@ -483,9 +483,9 @@ impl Store {
         let ran = core.run(&burst);
         match &ran {
             Ok((found, _)) => {
-                for (worst, told) in self.worst.iter_mut().zip(&found.told) {
-                    if told.worst_ms > worst.0 {
-                        *worst = (told.worst_ms, format!("{} ({burst:?})", told.what));
+                for (worst, latencies) in self.worst.iter_mut().zip(&found.latencies) {
+                    if latencies.worst_ms > worst.0 {
+                        *worst = (latencies.worst_ms, format!("{} ({burst:?})", latencies.what));
                     }
                 }
             }
@@ -508,8 +508,8 @@ impl Store {
     fn sample(&mut self, samples: &mut Samples, keys: &[Key; 4], time: Duration) -> Outcome<()> {
         samples.bursts(keys, || {
             let (found, server) = self.burst(Burst::Overwrite(time))?;
-            let all = found.told.map(|told| {
-                let each = told.each.into_iter();
+            let all = found.latencies.map(|latencies| {
+                let each = latencies.each.into_iter();
                 each.flat_map(|(value, count)| std::iter::repeat_n(value, count as usize))
                     .collect::<Vec<f64>>()
             });

@@ -23,7 +23,7 @@ use crate::erda::tcp::At;
 use crate::limits::file::{self, BareFile, write_at_once};
 use crate::programs::{Fate, Programs, Spec, Started};
 use crate::report::{Bar, Report, Sense};
-use crate::role::{self, Counters, Lost, Pair, Place, Ran, Role};
+use crate::role::{self, Counters, Launcher, Lost, Pair, Ran, Role};
 use crate::samples::{Key, Metric, Samples};
 
 /// Servers of the log.
@@ -100,7 +100,7 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
     let ip = |n: u8| IpAddr::V4(Ipv4Addr::new(127, (process >> 8) as u8, process as u8, n));
     let servers = Spec::Ours((0..2 * SERVERS).map(|n| served(options, n, ip(n as u8 + 2))).collect());
     let writer = WriterSpec { own: ip(1), directory: options.directory.clone() };
-    let mut pair: Pair<Programs, Writer> = Pair::new(Place::here(program));
+    let mut pair: Pair<Programs, Writer> = Pair::new(Launcher::here(program));
     let mut survives = serde_json::Value::Null;
     let (mut samples, mut lost) = (Samples::new(*effort, only), Lost::default());
     samples.control(&Series::Alone(0).key(PAYLOADS[0]));

@@ -6,13 +6,13 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use remanence_bench::role::{Causes, PATIENCE, Pair, Place, Role, serve_controller};
+use remanence_bench::role::{Causes, Launcher, PATIENCE, Pair, Role, serve_controller};
 use remanence_remote::Stop;
 use serde::{Deserialize, Serialize};
 
 /// What an end does when it is asked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-enum Deed {
+enum Behaviour {
     Answer,
     Refuse,
     Panic,
@@ -20,13 +20,13 @@ enum Deed {
     Hang,
 }
 
-fn act(who: &str, deed: Deed) -> Result<u64, String> {
-    match deed {
-        Deed::Answer => Ok(std::process::id().into()),
-        Deed::Refuse => Err(format!("{who} does not like it")),
-        Deed::Panic => panic!("{who} panics, as it is to"),
-        Deed::Die => std::process::abort(),
-        Deed::Hang => loop {
+fn act(who: &str, behaviour: Behaviour) -> Result<u64, String> {
+    match behaviour {
+        Behaviour::Answer => Ok(std::process::id().into()),
+        Behaviour::Refuse => Err(format!("{who} does not like it")),
+        Behaviour::Panic => panic!("{who} panics, as it is to"),
+        Behaviour::Die => std::process::abort(),
+        Behaviour::Hang => loop {
             std::thread::sleep(Duration::from_secs(3600));
         },
     }
@@ -45,20 +45,20 @@ struct Server;
 
 impl Role for Server {
     const WORD: &'static str = "server";
-    type Spec = Deed;
+    type Spec = Behaviour;
     type Here = u32;
     type Peer = u32;
-    type Burst = Deed;
+    type Burst = Behaviour;
     type Values = ();
 
-    fn open(deed: Deed) -> Result<(Self, u32), String> {
-        act("its open", deed)?;
+    fn open(behaviour: Behaviour) -> Result<(Self, u32), String> {
+        act("its open", behaviour)?;
         Ok((Self, std::process::id()))
     }
 
-    fn serve(&mut self, deed: Deed, stop: &Stop) -> Result<(), String> {
+    fn serve(&mut self, behaviour: Behaviour, stop: &Stop) -> Result<(), String> {
         until(stop);
-        act("its service", deed).map(drop)
+        act("its service", behaviour).map(drop)
     }
 }
 
@@ -77,14 +77,14 @@ struct Client {
 
 impl Role for Client {
     const WORD: &'static str = "client";
-    type Spec = Deed;
+    type Spec = Behaviour;
     type Here = u32;
     type Peer = u32;
-    type Burst = Deed;
+    type Burst = Behaviour;
     type Values = Seen;
 
-    fn open(deed: Deed) -> Result<(Self, u32), String> {
-        act("its open", deed)?;
+    fn open(behaviour: Behaviour) -> Result<(Self, u32), String> {
+        act("its open", behaviour)?;
         Ok((Self { peer: 0, bursts: 0 }, std::process::id()))
     }
 
@@ -93,9 +93,9 @@ impl Role for Client {
         Ok(())
     }
 
-    fn run(&mut self, deed: Deed) -> Result<Seen, String> {
+    fn run(&mut self, behaviour: Behaviour) -> Result<Seen, String> {
         self.bursts += 1;
-        Ok(Seen { own: act("its run", deed)?, peer: self.peer, bursts: self.bursts })
+        Ok(Seen { own: act("its run", behaviour)?, peer: self.peer, bursts: self.bursts })
     }
 
     fn count(&self, causes: &mut Causes) {
@@ -104,23 +104,23 @@ impl Role for Client {
 }
 
 /// Serves whoever comes; may end of itself.
-struct Resident(Deed);
+struct Resident(Behaviour);
 
 impl Role for Resident {
     const WORD: &'static str = "resident";
     const RESIDENT: bool = true;
-    type Spec = Deed;
+    type Spec = Behaviour;
     type Here = u32;
     type Peer = u32;
     type Burst = ();
     type Values = ();
 
-    fn open(deed: Deed) -> Result<(Self, u32), String> {
-        Ok((Self(deed), std::process::id()))
+    fn open(behaviour: Behaviour) -> Result<(Self, u32), String> {
+        Ok((Self(behaviour), std::process::id()))
     }
 
     fn reside(&mut self, stop: &Stop) -> Result<(), String> {
-        if self.0 == Deed::Answer {
+        if self.0 == Behaviour::Answer {
             until(stop);
         }
         act("its service", self.0).map(drop)
@@ -144,37 +144,37 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-fn place() -> Place {
-    Place::here(Path::new(&std::env::current_exe().expect("it runs")))
+fn launcher() -> Launcher {
+    Launcher::here(Path::new(&std::env::current_exe().expect("it runs")))
 }
 
 fn each_failure_is_reported_by_both_ends_and_the_next_burst_is_well() {
     // (server, client, what the error has, what it has not)
-    let cases: &[(Deed, Deed, &[&str], &str)] = &[
-        (Deed::Answer, Deed::Refuse, &["the client: its run does not like it"], "the server"),
-        (Deed::Refuse, Deed::Answer, &["the server: its service does not like it"], "the client"),
+    let cases: &[(Behaviour, Behaviour, &[&str], &str)] = &[
+        (Behaviour::Answer, Behaviour::Refuse, &["the client: its run does not like it"], "the server"),
+        (Behaviour::Refuse, Behaviour::Answer, &["the server: its service does not like it"], "the client"),
         (
-            Deed::Refuse,
-            Deed::Refuse,
+            Behaviour::Refuse,
+            Behaviour::Refuse,
             &["the client: its run does not like it", "the server: its service does not like it"],
             "ended",
         ),
-        (Deed::Answer, Deed::Die, &["the client: its process ended: signal: 6"], "the server"),
-        (Deed::Die, Deed::Answer, &["the server: its process ended: signal: 6"], "the client"),
+        (Behaviour::Answer, Behaviour::Die, &["the client: its process ended: signal: 6"], "the server"),
+        (Behaviour::Die, Behaviour::Answer, &["the server: its process ended: signal: 6"], "the client"),
         (
-            Deed::Panic,
-            Deed::Panic,
+            Behaviour::Panic,
+            Behaviour::Panic,
             &["the client: its process ended", "the server: the serving thread panicked"],
             "signal",
         ),
         (
-            Deed::Die,
-            Deed::Die,
+            Behaviour::Die,
+            Behaviour::Die,
             &["the client: its process ended", "the server: its process ended"],
             "panicked",
         ),
     ];
-    let mut pair: Pair<Server, Client> = Pair::new(place());
+    let mut pair: Pair<Server, Client> = Pair::new(launcher());
     for (server, client, has, lacks) in cases {
         burst_is_well(&mut pair);
         let why = pair.burst(Some(server), client).expect_err("it fails");
@@ -185,8 +185,8 @@ fn each_failure_is_reported_by_both_ends_and_the_next_burst_is_well() {
         assert!(!pair.is_open());
     }
     // Who hangs is ended. A busy machine may keep the other one for as long: then it is tried again.
-    for (server, client) in [(Deed::Answer, Deed::Hang), (Deed::Hang, Deed::Answer)] {
-        let who = if client == Deed::Hang { "the client" } else { "the server" };
+    for (server, client) in [(Behaviour::Answer, Behaviour::Hang), (Behaviour::Hang, Behaviour::Answer)] {
+        let who = if client == Behaviour::Hang { "the client" } else { "the server" };
         loop {
             burst_is_well(&mut pair);
             pair = pair.patience(Duration::from_secs(2));
@@ -202,17 +202,17 @@ fn each_failure_is_reported_by_both_ends_and_the_next_burst_is_well() {
 }
 
 fn burst_is_well(pair: &mut Pair<Server, Client>) {
-    pair.open(&Deed::Answer, &Deed::Answer).expect("it opens");
+    pair.open(&Behaviour::Answer, &Behaviour::Answer).expect("it opens");
     for n in 1..3 {
-        let ran = pair.burst(Some(&Deed::Answer), &Deed::Answer).expect("both are well");
+        let ran = pair.burst(Some(&Behaviour::Answer), &Behaviour::Answer).expect("both are well");
         assert_eq!(ran.values.bursts, n, "a role lives from when it is opened");
         assert_ne!(ran.values.own, u64::from(ran.values.peer), "they are processes");
         assert_eq!((ran.client.retransmits, ran.server.retransmits), (3, 0), "each counts its own bursts");
     }
-    let before = pair.burst(Some(&Deed::Answer), &Deed::Answer).expect("well").values;
+    let before = pair.burst(Some(&Behaviour::Answer), &Behaviour::Answer).expect("well").values;
     pair.close().expect("nothing failed");
-    pair.open(&Deed::Answer, &Deed::Answer).expect("it opens");
-    let after = pair.burst(Some(&Deed::Answer), &Deed::Answer).expect("well").values;
+    pair.open(&Behaviour::Answer, &Behaviour::Answer).expect("it opens");
+    let after = pair.burst(Some(&Behaviour::Answer), &Behaviour::Answer).expect("well").values;
     assert_eq!(
         (before.own, before.peer, 1),
         (after.own, after.peer, after.bursts),
@@ -221,13 +221,13 @@ fn burst_is_well(pair: &mut Pair<Server, Client>) {
 }
 
 fn who_cannot_be_opened_is_tried_again_and_not_for_ever() {
-    let mut pair: Pair<Server, Client> = Pair::new(place());
+    let mut pair: Pair<Server, Client> = Pair::new(launcher());
     for _ in 0..2 {
-        let why = pair.open(&Deed::Refuse, &Deed::Answer).expect_err("it is refused");
+        let why = pair.open(&Behaviour::Refuse, &Behaviour::Answer).expect_err("it is refused");
         assert_eq!(why, "the server: its open does not like it");
     }
     burst_is_well(&mut pair);
-    let mut open = || pair.open(&Deed::Answer, &Deed::Die).expect_err("it dies");
+    let mut open = || pair.open(&Behaviour::Answer, &Behaviour::Die).expect_err("it dies");
     for _ in 0..3 {
         assert!(open().starts_with("the client: its process ended"));
     }
@@ -238,27 +238,28 @@ fn who_cannot_be_opened_is_tried_again_and_not_for_ever() {
 }
 
 fn a_resident_that_fails_says_why() {
-    let mut pair: Pair<Resident, Client> = Pair::new(place());
-    pair.open(&Deed::Answer, &Deed::Answer).expect("it opens");
-    let ran = pair.burst(None, &Deed::Answer).expect("both are well");
+    let mut pair: Pair<Resident, Client> = Pair::new(launcher());
+    pair.open(&Behaviour::Answer, &Behaviour::Answer).expect("it opens");
+    let ran = pair.burst(None, &Behaviour::Answer).expect("both are well");
     assert_eq!((ran.values.bursts, ran.client.retransmits), (1, 3));
-    let why = pair.burst(None, &Deed::Refuse).expect_err("the client refuses");
+    let why = pair.burst(None, &Behaviour::Refuse).expect_err("the client refuses");
     assert_eq!(why, "the client: its run does not like it");
-    pair.open(&Deed::Answer, &Deed::Answer).expect("it opens again");
+    pair.open(&Behaviour::Answer, &Behaviour::Answer).expect("it opens again");
     pair.close().expect("it was asked to stop");
-    for (deed, sentence) in [
-        (Deed::Refuse, "the server: its service does not like it"),
-        (Deed::Panic, "the server: the serving thread panicked"),
-        (Deed::Die, "the server: its process ended: signal: 6"),
+    for (behaviour, sentence) in [
+        (Behaviour::Refuse, "the server: its service does not like it"),
+        (Behaviour::Panic, "the server: the serving thread panicked"),
+        (Behaviour::Die, "the server: its process ended: signal: 6"),
     ] {
         // It fails by itself, now or soon: no matter who notices.
         let why = loop {
-            let done = pair.open(&deed, &Deed::Answer).and_then(|_| pair.burst(None, &Deed::Answer));
+            let done =
+                pair.open(&behaviour, &Behaviour::Answer).and_then(|_| pair.burst(None, &Behaviour::Answer));
             match done.and_then(|_| pair.close()) {
                 Ok(()) => {}
                 Err(why) => break why,
             }
         };
-        assert!(why.contains(sentence), "{deed:?}: {why}");
+        assert!(why.contains(sentence), "{behaviour:?}: {why}");
     }
 }

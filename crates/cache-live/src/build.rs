@@ -11,7 +11,7 @@ use std::os::unix::ffi::OsStringExt as _;
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::path::{Component, Path, PathBuf};
 
-use remanence_cache::images::{Built, FileKey, Place, State};
+use remanence_cache::images::{Built, FileKey, RestoreTarget, State};
 use remanence_codec::printable;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
@@ -252,7 +252,7 @@ fn is_same(one: &Path, other: &Path) -> Result<bool, BuildError> {
     }
 }
 
-impl Place for Staging {
+impl RestoreTarget for Staging {
     type Error = BuildError;
 
     fn write(&mut self, key: &FileKey, offset: u64, bytes: &[u8]) -> Result<(), BuildError> {
@@ -289,7 +289,7 @@ impl Place for Staging {
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Nowhere;
 
-impl Place for Nowhere {
+impl RestoreTarget for Nowhere {
     type Error = BuildError;
 
     fn write(&mut self, _: &FileKey, _: u64, _: &[u8]) -> Result<(), BuildError> {

@@ -70,8 +70,8 @@ pub(crate) struct Servers {
 }
 
 impl Servers {
-    /// Opens it, and reads what it has; each record is told with its number as well.
-    pub(crate) fn open(copies: &Copies, told: &mut Told<'_>) -> Result<(Self, Rebuilt), Failed> {
+    /// Opens it, and reads what it has; `visit` is called with each record as well.
+    pub(crate) fn open(copies: &Copies, visit: &mut RecordVisitor<'_>) -> Result<(Self, Rebuilt), Failed> {
         let context = Context::towards_any(copies.servers.iter().map(SocketAddr::ip)).map_err(lost)?;
         let reactor = Reactor::new(&context).map_err(lost)?;
         let background = reactor.in_background().map_err(lost)?;
@@ -99,7 +99,7 @@ impl Servers {
                 "the logs of these servers have records of {record} bytes at most, and {RECORD_MIN} are needed: serve logs of 4M at least"
             )));
         }
-        let rebuilt = read(reader, told)?;
+        let rebuilt = read(reader, visit)?;
         Ok((Self { log, reactor, _background: background, record, capacity }, rebuilt))
     }
 
@@ -143,20 +143,20 @@ fn lost(why: impl fmt::Display) -> Failed {
     Failed::Lost(why.to_string())
 }
 
-/// Who is told of each record, with its number; an error of his ends the reading.
-pub type Told<'t> = dyn FnMut(u64, &[u8]) -> Result<(), String> + 't;
+/// What is called with each record and its number; an error that it returns ends the reading.
+pub type RecordVisitor<'t> = dyn FnMut(u64, &[u8]) -> Result<(), String> + 't;
 
 /// One who keeps nothing of the records.
-fn untold(_: u64, _: &[u8]) -> Result<(), String> {
+fn ignore(_: u64, _: &[u8]) -> Result<(), String> {
     Ok(())
 }
 
-fn read(reader: LogReader, told: &mut Told<'_>) -> Result<Rebuilt, Failed> {
+fn read(reader: LogReader, visit: &mut RecordVisitor<'_>) -> Result<Rebuilt, Failed> {
     let mut rebuilt = Rebuilt::default();
     for record in reader {
         let record = record.map_err(lost)?;
         rebuilt.add(&record.payload).map_err(|why| Failed::ForGood(why.to_string()))?;
-        told(record.sequence, &record.payload).map_err(Failed::ForGood)?;
+        visit(record.sequence, &record.payload).map_err(Failed::ForGood)?;
     }
     Ok(rebuilt)
 }
@@ -179,18 +179,18 @@ impl Taken {
     /// # Errors
     /// A sentence: too few of the servers are there, or they have something else.
     pub fn take(copies: &Copies) -> Result<Self, String> {
-        Self::take_with(copies, &mut untold)
+        Self::take_with(copies, &mut ignore)
     }
 
-    /// The same; each record is told with its number as well.
+    /// The same; `visit` is called with each record as well.
     ///
     /// # Errors
-    /// A sentence: too few of the servers are there, they have something else, or who is told says it.
-    pub fn take_with(copies: &Copies, told: &mut Told<'_>) -> Result<Self, String> {
+    /// A sentence: too few of the servers are there, they have something else, or `visit` returned an error.
+    pub fn take_with(copies: &Copies, visit: &mut RecordVisitor<'_>) -> Result<Self, String> {
         let mut any = false;
         let mut count = |number: u64, record: &[u8]| {
             any = true;
-            told(number, record)
+            visit(number, record)
         };
         let (servers, rebuilt) = Servers::open(copies, &mut count)?;
         // Also of one that was closed files may be made again: nobody goes on with it meanwhile.
@@ -224,14 +224,14 @@ impl Taken {
 /// # Errors
 /// A sentence: none of them is there, or they have something else.
 pub fn look(copies: &Copies) -> Result<Rebuilt, String> {
-    look_with(copies, &mut untold)
+    look_with(copies, &mut ignore)
 }
 
-/// The same; each record is told with its number as well.
+/// The same; `visit` is called with each record as well.
 ///
 /// # Errors
-/// A sentence: none of them is there, they have something else, or who is told says it.
-pub fn look_with(copies: &Copies, told: &mut Told<'_>) -> Result<Rebuilt, String> {
+/// A sentence: none of them is there, they have something else, or `visit` returned an error.
+pub fn look_with(copies: &Copies, visit: &mut RecordVisitor<'_>) -> Result<Rebuilt, String> {
     let (mut best, mut why) = (None, "no server was named".to_owned());
     for server in &copies.servers {
         match LogReader::connect_to(*server, &copies.connect) {
@@ -246,5 +246,5 @@ pub fn look_with(copies: &Copies, told: &mut Told<'_>) -> Result<Rebuilt, String
         }
     }
     let (_, reader) = best.ok_or(why)?;
-    Ok(read(reader, told)?)
+    Ok(read(reader, visit)?)
 }

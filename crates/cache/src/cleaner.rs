@@ -19,51 +19,22 @@ use crate::read::{Damage, Entry, Flaw};
 use crate::table::FileId;
 use crate::words::Words;
 
-/// When the cleaner works, and when appends are held back, in entries in use.
+/// When the cleaner works, in entries in use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Options {
     /// A batch ends with the group that has so many entries in it; so many that wait begin one.
     pub batch: u64,
-    /// From here on a batch begins whenever there is anything, and appends are slowed down.
+    /// From here on a batch begins whenever there is anything.
     pub low: u64,
-    /// From here on appends wait.
-    pub high: u64,
 }
 
 impl Options {
-    /// Those for a log of so many entries: watermarks at a half and at nine tenths of it, and batches of at most the paper's 10,000.
+    /// Those for a log of so many entries: a watermark at a half of it, and batches of at most the paper's 10,000.
     #[must_use]
     pub const fn usual(entries: u64) -> Self {
         let batch = if entries / 4 < 10_000 { entries / 4 } else { 10_000 };
-        Self { batch, low: entries / 2, high: entries * 9 / 10 }
+        Self { batch, low: entries / 2 }
     }
-
-    /// What whoever wants to append should do when so many entries are in use.
-    #[must_use]
-    pub const fn pressure(&self, used: u64) -> Pressure {
-        if used >= self.high {
-            Pressure::Wait
-        } else if used >= self.low {
-            let permille = (used - self.low) * 1000 / (self.high - self.low);
-            Pressure::Slow { permille: permille as u16 }
-        } else {
-            Pressure::None
-        }
-    }
-}
-
-/// How much appends are held back.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Pressure {
-    /// Not at all.
-    None,
-    /// They are slowed down, the more the nearer the high watermark is.
-    Slow {
-        /// How near it is.
-        permille: u16,
-    },
-    /// They wait for the tail.
-    Wait,
 }
 
 /// Names something that was asked for, until it is done or has failed.
@@ -218,7 +189,7 @@ impl Cleaner {
 
     /// One that carries out what a recovery hands it.
     pub(crate) fn replaying(batch: u64, tail: u64) -> Self {
-        let options = Options { batch, low: 0, high: u64::MAX };
+        let options = Options { batch, low: 0 };
         Self { replays: true, wanted: u64::MAX, ..Self::new(options, tail) }
     }
 

@@ -269,12 +269,6 @@ impl Imager {
         known.scan = if scan.is_none() && std::mem::take(&mut known.again) { Some(0) } else { scan };
         (known.renamed, known.leaves, known.told) = (false, false, true);
     }
-
-    /// Whether a file is being scanned.
-    #[must_use]
-    pub fn is_scanned(&self, key: &FileKey) -> bool {
-        self.known.get(key).is_some_and(|known| known.scan.is_some())
-    }
 }
 
 impl Known {

@@ -484,32 +484,32 @@ fn after(len: u64, op: &Op<'_>) -> u64 {
 }
 
 /// Where files are made again.
-pub trait Place {
+pub trait RestoreTarget {
     /// What can go wrong there.
     type Error;
 
     /// Writes bytes of a file, which is made if it is not there.
     ///
     /// # Errors
-    /// The place's own.
+    /// The target's own.
     fn write(&mut self, key: &FileKey, offset: u64, bytes: &[u8]) -> Result<(), Self::Error>;
 
     /// Makes zeros of a range that is in the file.
     ///
     /// # Errors
-    /// The place's own.
+    /// The target's own.
     fn zero(&mut self, key: &FileKey, from: u64, to: u64) -> Result<(), Self::Error>;
 
     /// Cuts a file, or extends it with zeros; it is made if it is not there.
     ///
     /// # Errors
-    /// The place's own.
+    /// The target's own.
     fn set_len(&mut self, key: &FileKey, len: u64) -> Result<(), Self::Error>;
 
     /// Takes a file away, if it is there.
     ///
     /// # Errors
-    /// The place's own.
+    /// The target's own.
     fn discard(&mut self, key: &FileKey) -> Result<(), Self::Error>;
 }
 
@@ -553,9 +553,9 @@ pub enum BuildError<E> {
     /// The record's fault.
     #[error(transparent)]
     Image(#[from] ImageError),
-    /// It is the fault of the place.
+    /// It is the fault of the target.
     #[error("{0}")]
-    Place(E),
+    Target(E),
 }
 
 impl Builder {
@@ -563,7 +563,11 @@ impl Builder {
     ///
     /// # Errors
     /// It is none, or the place failed.
-    pub fn add<P: Place>(&mut self, record: &[u8], place: &mut P) -> Result<(), BuildError<P::Error>> {
+    pub fn add<P: RestoreTarget>(
+        &mut self,
+        record: &[u8],
+        place: &mut P,
+    ) -> Result<(), BuildError<P::Error>> {
         let Opened { kind, layout, mut bytes, .. } = copy::opened(record).map_err(ImageError::from)?;
         if self.names.begin(&layout) {
             self.files.values_mut().for_each(|file| file.meta.at = 0);
@@ -572,12 +576,12 @@ impl Builder {
         match kind {
             IMAGE => {
                 let (meta, pieces) = image(&mut bytes).map_err(ImageError::from)?;
-                self.image(meta, &pieces, place).map_err(BuildError::Place)?;
+                self.image(meta, &pieces, place).map_err(BuildError::Target)?;
             }
             GONE => {
                 let key = key(&mut bytes).map_err(ImageError::from)?;
                 self.files.remove(&key);
-                place.discard(&key).map_err(BuildError::Place)?;
+                place.discard(&key).map_err(BuildError::Target)?;
             }
             kind if copy::is_piece(kind) => {
                 let (slots, groups) = copy::pieces(&layout, &mut bytes).map_err(ImageError::from)?;
@@ -585,7 +589,7 @@ impl Builder {
                 for (first, group) in &groups {
                     let (entry, payload) = change(&layout, *first, group).map_err(ImageError::Damaged)?;
                     if let Some(op) = entry.op(&payload) {
-                        self.group(&entry, &op, place).map_err(BuildError::Place)?;
+                        self.group(&entry, &op, place).map_err(BuildError::Target)?;
                     }
                 }
             }
@@ -594,7 +598,7 @@ impl Builder {
         Ok(())
     }
 
-    fn image<P: Place>(
+    fn image<P: RestoreTarget>(
         &mut self,
         meta: Meta,
         pieces: &[(u32, Vec<u8>)],
@@ -618,7 +622,7 @@ impl Builder {
         Ok(())
     }
 
-    fn group<P: Place>(&mut self, entry: &Entry, op: &Op<'_>, place: &mut P) -> Result<(), P::Error> {
+    fn group<P: RestoreTarget>(&mut self, entry: &Entry, op: &Op<'_>, place: &mut P) -> Result<(), P::Error> {
         self.rename(entry, op);
         let Some((key, path)) = self.names.slots.get(&op.file()).cloned() else { return Ok(()) };
         if op.span().is_none() {
@@ -682,7 +686,7 @@ impl Builder {
     ///
     /// # Errors
     /// The place failed.
-    pub fn finish<P: Place>(self, place: &mut P) -> Result<Vec<Built>, P::Error> {
+    pub fn finish<P: RestoreTarget>(self, place: &mut P) -> Result<Vec<Built>, P::Error> {
         let mut built = Vec::new();
         for (key, file) in self.files {
             if file.told && file.named {

@@ -299,14 +299,6 @@ impl<M: Medium> Paper<M> {
         value
     }
 
-    /// Whether what an entry names is its own: what the paper leaves unverified, for tests.
-    #[must_use]
-    pub fn names_its_own(&self, key: &[u8]) -> bool {
-        let Some(index) = self.find(key) else { return true };
-        let (word, head) = (self.word(index), self.head(index));
-        self.object(head, word.new_offset()).is_none_or(|(found, _)| found == key)
-    }
-
     /// Takes the entry away from a key, as when its tombstone is not needed any more.
     pub fn free_entry(&mut self, key: &[u8]) {
         if let Some(index) = self.find(key) {

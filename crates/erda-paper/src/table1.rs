@@ -45,7 +45,7 @@ impl Change {
 
 /// The design whose bytes are counted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Who {
+pub enum Design {
     /// The paper's design, in the paper's layout.
     Paper,
     /// One of the paper's two baselines, in its layout.
@@ -54,7 +54,7 @@ pub enum Who {
     Ours(Mode),
 }
 
-impl Who {
+impl Design {
     /// All of them.
     pub const ALL: [Self; 5] = [
         Self::Paper,
@@ -96,7 +96,7 @@ impl Who {
 #[derive(Clone, Copy, Debug)]
 pub struct Cell {
     /// The design that wrote.
-    pub who: Who,
+    pub who: Design,
     /// What was done to the key.
     pub change: Change,
     /// Bytes of the key.
@@ -140,11 +140,11 @@ fn counted(len: u64) -> Counted {
 pub fn measure(key: usize, values: &[usize]) -> Result<Vec<Cell>, String> {
     let mut cells = Vec::new();
     for &value in values {
-        for who in Who::ALL {
+        for who in Design::ALL {
             let written = match who {
-                Who::Paper => paper(key, value)?,
-                Who::Baseline(scheme) => baseline(scheme, key, value)?,
-                Who::Ours(mode) => ours(mode, key, value)?,
+                Design::Paper => paper(key, value)?,
+                Design::Baseline(scheme) => baseline(scheme, key, value)?,
+                Design::Ours(mode) => ours(mode, key, value)?,
             };
             for (change, (counted, stored)) in Change::ALL.into_iter().zip(written) {
                 cells.push(Cell { who, change, key, value, counted, stored });

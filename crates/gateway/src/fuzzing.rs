@@ -1,5 +1,5 @@
-//! What the fuzz target does with its bytes; `fuzz/` holds the shell, and `tests/computes/corpus.rs` runs the committed corpus through
-//! the same function on every `cargo test`.
+//! What the fuzz target does with its bytes; `fuzz/` holds the shell, and the unit tests run the committed corpus through the same
+//! function.
 
 use remanence_kv::Geometry;
 use remanence_kv::offline::Local;
@@ -148,3 +148,6 @@ pub fn commands(data: &[u8]) {
         assert_eq!(erda[0].count(space), memory.count(space), "keys of database {space}");
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -21,6 +21,7 @@
 
 mod connection;
 pub mod erda;
+#[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 pub mod live;
 mod metrics;

@@ -226,26 +226,6 @@ pub fn inspect(path: impl AsRef<Path>) -> Result<Report, InspectError> {
     }
 }
 
-/// Looks into each file that a process executes code of: the program first.
-///
-/// # Errors
-/// There is no such process, or it belongs to somebody else.
-pub fn inspect_process(pid: u32) -> Result<Vec<Report>, InspectError> {
-    let maps = PathBuf::from(format!("/proc/{pid}/maps"));
-    let text = std::fs::read_to_string(&maps).map_err(|why| InspectError::Read(maps, why))?;
-    let mut files: Vec<PathBuf> = std::fs::read_link(format!("/proc/{pid}/exe")).into_iter().collect();
-    for line in text.lines() {
-        let (mut fields, path) =
-            (line.split_ascii_whitespace(), line.find('/').map(|at| Path::new(&line[at..])));
-        let executable = fields.nth(1).is_some_and(|rights| rights.contains('x'));
-        files.extend(
-            path.filter(|path| executable && !files.iter().any(|file| file == path)).map(Path::to_owned),
-        );
-    }
-    // What is no program, or was deleted meanwhile, is not the one that was asked about.
-    Ok(files.iter().filter_map(|file| inspect(file).ok()).collect())
-}
-
 /// Looks into the bytes of a program, of which no path and no mode are known.
 ///
 /// # Errors

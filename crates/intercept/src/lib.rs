@@ -50,7 +50,7 @@ pub mod outside;
 pub mod plan;
 pub mod scan;
 
-pub use inspect::{InspectError, Libc, Obstacle, Report, Way, inspect, inspect_bytes, inspect_process};
+pub use inspect::{InspectError, Libc, Obstacle, Report, Way, inspect, inspect_bytes};
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub use live::{InstallError, Patched, extend, install, own_calls, raw, watch};
 

@@ -46,7 +46,7 @@ use super::connector::{Connector, delays};
 use super::members::{LATE, Promises};
 use super::{ConnectOptions, Error, Page, PutOptions, Session, Version};
 use remanence_kv::client::{
-    Any, Call, Client, Completion, Ended, Found, Get, Mux, Output, Put, RemoteMemory as _, Verb,
+    AnyOperation, Call, Client, Completion, Ended, Found, Get, Mux, Output, Put, RemoteMemory as _, Verb,
 };
 use remanence_kv::proto::{Expect, Reply, Request};
 use remanence_kv::view::View;
@@ -85,7 +85,7 @@ struct State {
 }
 
 enum Command {
-    Begin { number: u64, wish: OperationSpec },
+    Begin { number: u64, spec: OperationSpec },
     GiveUp(u64),
 }
 
@@ -273,8 +273,8 @@ impl AsyncStore {
 
     /// Writes a key's value; its version comes back.
     pub fn put(&self, key: &[u8], value: &[u8], options: PutOptions) -> Pending<Version> {
-        let wish = OperationSpec::Put { key: key.to_vec(), value: value.to_vec(), options };
-        self.begin(wish, true, |output| match output {
+        let spec = OperationSpec::Put { key: key.to_vec(), value: value.to_vec(), options };
+        self.begin(spec, true, |output| match output {
             Output::Put(version) => Ok(version?),
             _ => Err(Error::Protocol("no answer to a PUT")),
         })
@@ -282,8 +282,8 @@ impl AsyncStore {
 
     /// Takes a key's value away. The version of the deletion comes back; `None` if there was no value.
     pub fn delete(&self, key: &[u8], expect: Expect) -> Pending<Option<Version>> {
-        let wish = OperationSpec::Call(Request::Delete { key: key.to_vec(), expect });
-        self.begin(wish, true, |output| match output {
+        let spec = OperationSpec::Call(Request::Delete { key: key.to_vec(), expect });
+        self.begin(spec, true, |output| match output {
             Output::Call(reply) => match reply? {
                 Reply::Done { version } => Ok((version > 0).then_some(version)),
                 _ => Err(Error::Protocol("no answer to a DELETE")),
@@ -295,8 +295,8 @@ impl AsyncStore {
     /// Some keys from a cursor on: 0, or what the last page said. [`keys`](Self::keys) and [`entries`](Self::entries) go over all of
     /// them.
     pub fn scan(&self, cursor: u64, limit: u32) -> Pending<Page> {
-        let wish = OperationSpec::Call(Request::Scan { cursor, limit });
-        self.begin(wish, false, move |output| match output {
+        let spec = OperationSpec::Call(Request::Scan { cursor, limit });
+        self.begin(spec, false, move |output| match output {
             Output::Call(reply) => match reply? {
                 // A page that did not go on would be shown for ever.
                 Reply::Page { next, keys, nameless } => {
@@ -322,7 +322,7 @@ impl AsyncStore {
 
     fn begin<T>(
         &self,
-        wish: OperationSpec,
+        spec: OperationSpec,
         changes: bool,
         read: impl Fn(Output) -> Result<T, Error> + Send + 'static,
     ) -> Pending<T> {
@@ -333,7 +333,7 @@ impl AsyncStore {
             state.over.then(|| Outcome::Ended(Err(Error::Lost("the client's thread has ended".to_owned()))));
         let slot = Slot { waker: None, outcome, changes, taken: false, orphan: false };
         state.slots.insert(number, slot);
-        self.shared.command(state, Command::Begin { number, wish });
+        self.shared.command(state, Command::Begin { number, spec });
         let read: Read<T> = Box::new(read);
         Pending { shared: Arc::clone(&self.shared), number, read, taken: false, kind: PhantomData }
     }
@@ -634,13 +634,13 @@ impl Driver {
         let now = self.path().session.now();
         let mut state = self.shared.lock();
         state.idle = None;
-        for errand in std::mem::take(&mut state.queue) {
-            match errand {
-                Command::Begin { number, wish } => {
+        for command in std::mem::take(&mut state.queue) {
+            match command {
+                Command::Begin { number, spec } => {
                     if let Some(slot) = state.slots.get_mut(&number) {
                         slot.taken = true;
                     }
-                    self.mux.begin(number, wish.operation(now));
+                    self.mux.begin(number, spec.operation(now));
                 }
                 Command::GiveUp(number) => self.mux.give_up(number),
             }
@@ -784,17 +784,17 @@ fn doubt(ended: &Ended, changes: bool, vouched: bool) -> Option<Ended> {
 }
 
 impl OperationSpec {
-    fn operation(self, now: u64) -> Any {
+    fn operation(self, now: u64) -> AnyOperation {
         match self {
-            Self::Get(key) => Any::Get(Get::new(&key)),
+            Self::Get(key) => AnyOperation::Get(Get::new(&key)),
             Self::Put { key, value, options } => {
                 let expires = options.ttl.map_or(0, |ttl| {
                     let milliseconds = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
                     now.saturating_add(milliseconds.max(1))
                 });
-                Any::Put(Put::new(&key, &value, expires, options.expect))
+                AnyOperation::Put(Put::new(&key, &value, expires, options.expect))
             }
-            Self::Call(request) => Any::Call(Call::new(request)),
+            Self::Call(request) => AnyOperation::Call(Call::new(request)),
         }
     }
 }

@@ -1,4 +1,5 @@
-//! What the fuzz targets do with the bytes of calls and answers, as [`remanence_kv::fuzzing`] does with those of the store's.
+//! What the fuzz targets do with the bytes of calls and answers; `fuzz/` holds the shells, and the unit tests run the committed corpus
+//! through the same functions.
 
 use std::time::Duration;
 
@@ -12,17 +13,41 @@ use super::wire::{
     ANSWER_HEADER, ANSWERS_MAX, Answer, Call, Hello, REQUEST_MAX, VERSION, What, emit_keyed, emit_words,
     parse_keyed, parse_words,
 };
-use remanence_kv::fuzzing::{Body, GEOMETRY, SALT, Story, value};
+use remanence_kv::Geometry;
 use remanence_kv::proto::{Expect, Reply, Request};
 use remanence_kv::server::{Event, Options, Server, format};
+
+/// A fuzz target.
+pub type Body = fn(&[u8]);
 
 /// Every body, under its target's name.
 pub const BODIES: &[(&str, Body)] = &[("kv_wire", wire), ("kv_host", host)];
 
+/// Few small regions, so that everything happens soon.
+const GEOMETRY: Geometry =
+    Geometry { size: 48 << 10, region_len: 2048, segment_len: 1024, heads: 2, grown_from: 0 };
 /// Bytes of an answer, with its header: little, so that most have several parts.
 const SLOT: usize = 96;
 /// Keys that are nobody's but the honest client's.
 const HONEST: std::ops::Range<u8> = 200..206;
+
+/// Takes small numbers off the front; zeros at the end.
+struct Story<'a>(&'a [u8]);
+
+impl Story<'_> {
+    fn byte(&mut self) -> u8 {
+        self.0.split_off_first().copied().unwrap_or_default()
+    }
+
+    fn wide(&mut self) -> u64 {
+        u64::from(self.byte()) << 8 | u64::from(self.byte())
+    }
+}
+
+/// The value that a key has in these stories.
+fn value(key: u8) -> Vec<u8> {
+    vec![key; usize::from(key) * 9]
+}
 
 /// Everything that host and session decode of each other: what parses is emitted and parsed again as the same.
 pub fn wire(data: &[u8]) {
@@ -96,7 +121,7 @@ fn made_up(story: &mut Story<'_>, last: u64) -> Request {
 /// for them has its bounds, a reader changes nothing, and an honest client's values stay.
 pub fn host(data: &[u8]) {
     let region = Region::anonymous(GEOMETRY.size).expect("memory");
-    format(&region, &GEOMETRY, 16, SALT, [0; 16]).expect("fair");
+    format(&region, &GEOMETRY, 16, 11, [0; 16]).expect("fair");
     let options = Options { lease: 1 << 40, unfinished_max: 4, ..Options::default() };
     // A third of the stories each: clients write all values, the server writes small ones, and the same on a disk.
     let options = match data.len() % 3 {
@@ -213,3 +238,6 @@ pub fn host(data: &[u8]) {
     }
     assert!(!host.has_failed());
 }
+
+#[cfg(test)]
+mod tests;

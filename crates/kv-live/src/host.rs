@@ -159,11 +159,13 @@ impl Host {
     }
 
     /// The time, as it is told to clients: milliseconds.
+    #[cfg(any(test, fuzzing))]
     pub(super) fn now(&self) -> u64 {
         self.clock.now()
     }
 
     /// What is kept for a session: bytes of a request of which more is to come, and answers that it has not fetched.
+    #[cfg(any(test, fuzzing))]
     pub(super) fn kept(&self, session: u64) -> (usize, usize) {
         self.peers.get(&session).map_or((0, 0), |peer| (peer.part.len(), peer.rest.len()))
     }

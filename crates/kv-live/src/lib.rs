@@ -37,6 +37,7 @@
 mod asynch;
 mod connector;
 mod error;
+#[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 mod host;
 mod iterate;

@@ -20,7 +20,7 @@ use remanence_kv::format::superblock::{COPIES, LONGEST};
 use remanence_kv::format::{Geometry, Header, Offset, ROOT, RegionKind, RegionWord, Superblock, UNIT, hash};
 use remanence_kv::overlay::Overlay;
 use remanence_kv::proto::{Refusal, Reply, Request};
-use remanence_kv::server::{Fate, Finding, OpenError, Options, Server, Where, object_at};
+use remanence_kv::server::{DamageLocation, Fate, Finding, OpenError, Options, Server, object_at};
 
 /// Keys asked for at a time.
 const PAGE: u32 = 256;
@@ -106,7 +106,7 @@ pub fn read_all(
     (0..nameless).for_each(|_| damaged(None));
     for finding in server.findings().iter().filter(|finding| finding.fate == Fate::Lost) {
         let known = finding.key.as_ref().is_some_and(|key| named.contains(key));
-        if !known && matches!(finding.at, Where::Entry(_)) {
+        if !known && matches!(finding.at, DamageLocation::Entry(_)) {
             damaged(finding.key.as_deref());
         }
     }
@@ -175,8 +175,8 @@ fn by_tables<'a>(
             (Some(key), _) if !has.contains(key) => {
                 lost.insert(key.clone());
             }
-            (None, Where::Entry(at)) => nameless.push(at),
-            (None, Where::Value { fingerprint }) => drop(values.insert(fingerprint)),
+            (None, DamageLocation::Entry(at)) => nameless.push(at),
+            (None, DamageLocation::Value { fingerprint }) => drop(values.insert(fingerprint)),
             _ => {}
         }
     }

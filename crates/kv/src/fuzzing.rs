@@ -1,5 +1,5 @@
-//! What the fuzz targets do with their bytes; `fuzz/` holds the shells, and `tests/computes/corpus.rs` runs the committed corpus
-//! through the same functions on every `cargo test`.
+//! What the fuzz targets do with their bytes; `fuzz/` holds the shells, and the unit tests run the committed corpus through the same
+//! functions.
 
 use remanence_pmem::crash_image::CrashImage;
 use remanence_pmem::{Medium, PersistenceDomain};
@@ -17,9 +17,9 @@ pub const BODIES: &[(&str, Body)] =
     &[("kv_decoders", decoders), ("kv_medium", medium), ("kv_server", server)];
 
 /// The salt of the stores that the fuzz targets make.
-pub const SALT: u64 = 11;
+const SALT: u64 = 11;
 /// The geometry of the stores that the fuzz targets make: few small regions, so that everything happens soon.
-pub const GEOMETRY: Geometry =
+const GEOMETRY: Geometry =
     Geometry { size: 48 << 10, region_len: 2048, segment_len: 1024, heads: 2, grown_from: 0 };
 
 /// Everything that is decoded from memory or messages of others.
@@ -57,19 +57,14 @@ pub fn decoders(data: &[u8]) {
 }
 
 /// Takes small numbers off the front; zeros at the end.
-#[derive(Debug)]
-pub struct Story<'a>(pub &'a [u8]);
+struct Story<'a>(&'a [u8]);
 
 impl Story<'_> {
-    /// The next byte.
-    pub fn byte(&mut self) -> u8 {
-        let Some((first, rest)) = self.0.split_first() else { return 0 };
-        self.0 = rest;
-        *first
+    fn byte(&mut self) -> u8 {
+        self.0.split_off_first().copied().unwrap_or_default()
     }
 
-    /// The next two bytes as one number.
-    pub fn wide(&mut self) -> u64 {
+    fn wide(&mut self) -> u64 {
         u64::from(self.byte()) << 8 | u64::from(self.byte())
     }
 }
@@ -85,8 +80,7 @@ fn options() -> Options {
 }
 
 /// The value that a key has in these stories.
-#[must_use]
-pub fn value(key: u8) -> Vec<u8> {
+fn value(key: u8) -> Vec<u8> {
     vec![key; usize::from(key) * 9]
 }
 
@@ -261,3 +255,6 @@ fn tamper(image: &CrashImage, reserved: &Reserved, key: u8, story: &mut Story<'_
     let from = WRITTEN_FROM + usize::from(story.byte()) % 40;
     image.write(reserved.at + from as u64, &object[from..end.max(from)]);
 }
+
+#[cfg(test)]
+mod tests;

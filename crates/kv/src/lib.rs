@@ -12,6 +12,7 @@
 pub mod client;
 pub mod dump;
 pub mod format;
+#[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 pub mod offline;
 pub mod overlay;

@@ -1,5 +1,5 @@
-//! What the fuzz target does with its bytes; `fuzz/` holds the shell, and `tests/corpus.rs` runs the committed corpus through
-//! the same function on every `cargo test`.
+//! What the fuzz target does with its bytes; `fuzz/` holds the shell, and the unit tests run the committed corpus through the same
+//! function.
 
 use crate::host::names;
 
@@ -33,3 +33,6 @@ pub fn sock_diag(data: &[u8]) {
     assert!(names.starts_with(&fewer) || whole.is_none(), "{names:?}, of which the half told {fewer:?}");
     assert!(half != Some(true) || whole == Some(true), "the half had an end");
 }
+
+#[cfg(test)]
+mod tests;

@@ -15,6 +15,7 @@
 #[cfg(test)]
 mod conformance;
 pub mod fault;
+#[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 pub mod host;
 mod link;

@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// How soon the system is asked again that had no descriptor for somebody.
 const AGAIN: Duration = Duration::from_secs(1);
 
-const DOOR: Token = Token(0);
+const LISTENER: Token = Token(0);
 const WAKER: Token = Token(1);
 const SEATS: usize = 2;
 
@@ -49,7 +49,7 @@ impl Endpoint {
         let mut listener = TcpListener::bind(address)?;
         let address = listener.local_addr()?;
         let poll = Poll::new()?;
-        poll.registry().register(&mut listener, DOOR, Interest::READABLE)?;
+        poll.registry().register(&mut listener, LISTENER, Interest::READABLE)?;
         let waker = Waker::new(poll.registry(), WAKER)?;
         let stop = Arc::new(AtomicBool::new(false));
         let host = Host {
@@ -141,7 +141,7 @@ impl Host {
             for event in &events {
                 match event.token() {
                     WAKER => {}
-                    DOOR => self.again = true,
+                    LISTENER => self.again = true,
                     Token(seat) => self.turn(seat - SEATS),
                 }
             }

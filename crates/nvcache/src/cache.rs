@@ -102,7 +102,7 @@ impl Cache {
         let entries = layout.geometry.entries;
         let usual = cleaner::Options::usual(entries);
         let batch = options.batch.unwrap_or(usual.batch).clamp(1, entries / 2);
-        let cleaning = cleaner::Options { batch, low: usual.low.max(batch), ..usual };
+        let cleaning = cleaner::Options { batch, low: usual.low.max(batch) };
         let reading = reads::Options {
             patches: PATCHES,
             ..reads::Options::usual(layout.geometry.files, options.pages, entries as usize)

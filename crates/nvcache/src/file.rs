@@ -8,7 +8,7 @@ use std::time::SystemTime;
 
 use crate::cache::{Keeper, modified};
 use crate::error::Error;
-use crate::inner::{Inner, Place};
+use crate::inner::{Inner, WriteOffset};
 use crate::inode::Inode;
 use crate::options::OpenOptions;
 
@@ -105,14 +105,14 @@ impl File {
     /// It was not opened for writing; it would be too long; the disk takes nothing; or the log has failed. Where a write that is to be durable fails with [`Error::Log`],
     /// it may be there.
     pub fn write_at(&self, bytes: &[u8], offset: u64) -> Result<usize, Error> {
-        self.write_to(bytes, Place::At(offset)).map(|(_, done)| done)
+        self.write_to(bytes, WriteOffset::At(offset)).map(|(_, done)| done)
     }
 
-    fn write_to(&self, bytes: &[u8], place: Place) -> Result<(u64, usize), Error> {
+    fn write_to(&self, bytes: &[u8], place: WriteOffset) -> Result<(u64, usize), Error> {
         if !self.options.writes() {
             return Err(self.not_opened("written"));
         }
-        let place = if self.options.append { Place::End } else { place };
+        let place = if self.options.append { WriteOffset::End } else { place };
         self.inner().write(&self.inode, place, bytes, self.options.sync)
     }
 
@@ -122,7 +122,7 @@ impl File {
     /// As [`write_at`](Self::write_at).
     pub fn write(&self, bytes: &[u8]) -> Result<usize, Error> {
         let mut position = self.position();
-        let (offset, done) = self.write_to(bytes, Place::At(*position))?;
+        let (offset, done) = self.write_to(bytes, WriteOffset::At(*position))?;
         *position = offset + done as u64;
         Ok(done)
     }

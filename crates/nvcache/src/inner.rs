@@ -109,7 +109,7 @@ pub(crate) enum Extent<'a> {
 
 /// Where a write goes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Place {
+pub(crate) enum WriteOffset {
     At(u64),
     End,
 }
@@ -190,13 +190,13 @@ impl Inner {
     pub(crate) fn write(
         &self,
         inode: &Inode,
-        place: Place,
+        place: WriteOffset,
         bytes: &[u8],
         durably: bool,
     ) -> Result<(u64, usize), Error> {
         self.check_change(inode)?;
         if bytes.is_empty() {
-            return Ok((if let Place::At(offset) = place { offset } else { self.len(inode) }, 0));
+            return Ok((if let WriteOffset::At(offset) = place { offset } else { self.len(inode) }, 0));
         }
         let (extent, offset) = self.extent(inode, place, bytes.len() as u64)?;
         let mut done = 0;
@@ -243,8 +243,8 @@ impl Inner {
     }
 
     /// Keeps the file's end where it is for a write within it; and has it alone for one that moves it.
-    fn extent<'a>(&self, inode: &'a Inode, place: Place, len: u64) -> Result<(Extent<'a>, u64), Error> {
-        if let Place::At(offset) = place {
+    fn extent<'a>(&self, inode: &'a Inode, place: WriteOffset, len: u64) -> Result<(Extent<'a>, u64), Error> {
+        if let WriteOffset::At(offset) = place {
             let end = offset.checked_add(len).ok_or(Error::OutOfBounds)?;
             let guard = inode.extent.read().unwrap_or_else(PoisonError::into_inner);
             if end <= self.len(inode) {
@@ -253,8 +253,8 @@ impl Inner {
         }
         let guard = inode.extent.write().unwrap_or_else(PoisonError::into_inner);
         let offset = match place {
-            Place::At(offset) => offset,
-            Place::End => self.len(inode),
+            WriteOffset::At(offset) => offset,
+            WriteOffset::End => self.len(inode),
         };
         inode.allows(offset.checked_add(len).ok_or(Error::OutOfBounds)?)?;
         Ok((Extent::Alone { _guard: guard }, offset))

@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use common::{Hangs, Host, bytes, name, put, put_with, source, token};
 use remanence_pool::auth::Token;
-use remanence_pool::client::{AsyncClient, Client, Error, Event, Options, Source, Upload, Why, measure::Op};
+use remanence_pool::client::{
+    AsyncClient, Client, Error, Event, LossReason, Options, Source, Upload, measure::Op,
+};
 use remanence_pool::server::Limits;
 use remanence_pool::{BlobName, Digest, State};
 
@@ -102,7 +104,7 @@ fn a_wrong_token_is_said_and_opens_nothing() {
         .map(drop)
         .expect_err("shut");
     let Error::TooFew { lost, .. } = error else { panic!("{error}") };
-    assert_eq!(lost[0].why, Why::WrongToken);
+    assert_eq!(lost[0].why, LossReason::WrongToken);
     // The right one among others is found by its fingerprint.
     let ring = vec![Token::new("this-is-not-the-one").expect("fair"), token()];
     Client::connect(&host.context(), Options::new(vec![host.named()]).tokens(ring), 1).map(drop).expect("open");
@@ -118,7 +120,7 @@ fn a_server_whose_program_hangs_while_its_device_answers_is_given_up() {
     // Else this would wait for ever.
     let error = put(&mut client, "a", bytes(1, 1000), 1).expect_err("nobody answers");
     assert!(error.to_string().contains("has not answered for 0.3 s"), "{error}");
-    assert_eq!(client.lost()[0].why, Why::Stuck(answer_limit));
+    assert_eq!(client.lost()[0].why, LossReason::Stuck(answer_limit));
     assert!(client.stat(0).is_err(), "nor is it asked again");
 }
 
@@ -176,7 +178,7 @@ fn a_damaged_copy_is_noticed_and_the_next_server_asked() {
         reader.read_to_end(&mut data).map(drop)
     });
     let got = got.expect("the other one is sound");
-    assert_eq!((got.server, got.lost.len(), &got.lost[0].why), (1, 1, &Why::Damaged));
+    assert_eq!((got.server, got.lost.len(), &got.lost[0].why), (1, 1, &LossReason::Damaged));
     assert_eq!(data, bytes(1, 1_000_000));
     hosts[1].rot(500_000);
     let error = get(&mut client, "a").expect_err("both are damaged");

@@ -38,8 +38,8 @@ pub use remanence_auth::crowd::Room;
 pub use remanence_auth::{BadToken, Token};
 pub use remanence_pool::blob::BadName;
 pub use remanence_pool::client::{
-    AsyncClient, BlobReader, Client, Error, Event, Got, Lost, Options as ConnectOptions, PutReport, Source,
-    SyncReport, Upload, Why,
+    AsyncClient, BlobReader, Client, Error, Event, Got, LossReason, Lost, Options as ConnectOptions,
+    PutReport, Source, SyncReport, Upload,
 };
 pub use remanence_pool::proto::{Code, PoolInfo};
 pub use remanence_pool::server::{

@@ -1,5 +1,5 @@
-//! What the fuzz target does with its bytes; `fuzz/` holds the shell, and `tests/corpus.rs` runs the committed corpus through
-//! the same functions on every `cargo test`.
+//! What the fuzz target does with its bytes; `fuzz/` holds the shell, and the unit tests run the committed corpus through the same
+//! functions.
 
 use std::io;
 use std::ops::Range;
@@ -195,3 +195,6 @@ pub fn recovery(bytes: &[u8]) {
     assert_eq!(recover(&image).expect("the same").applied, 0);
     assert_eq!(Layout::find(&image).expect("the same"), Some(layout));
 }
+
+#[cfg(test)]
+mod tests;

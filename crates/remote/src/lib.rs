@@ -46,7 +46,7 @@ mod ahead;
 mod costs;
 mod delays;
 mod error;
-#[doc(hidden)]
+#[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 mod grants;
 pub mod hello;

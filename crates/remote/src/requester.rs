@@ -102,12 +102,6 @@ impl Method {
     pub const fn program(&self) -> &Program {
         &self.program
     }
-
-    /// Numbers of its parts in immediates; empty if it uses none.
-    #[must_use]
-    pub fn classes(&self) -> &[u8] {
-        &self.classes
-    }
 }
 
 /// Names a run that was submitted. Runs end in the order of their tickets.

@@ -127,7 +127,7 @@ impl std::ops::AddAssign for Served {
 }
 
 /// What a call is answered.
-type Told = (AnswerKind, Vec<u8>);
+type Reply = (AnswerKind, Vec<u8>);
 
 /// The responder's side of one session.
 #[derive(Debug)]
@@ -143,7 +143,7 @@ pub struct Responder {
     immediates: Option<Immediates>,
     owed: VecDeque<Owed>,
     /// Calls that are answered later, and those behind them, whose answers are told in their order.
-    unanswered: VecDeque<(u64, Option<Told>)>,
+    unanswered: VecDeque<(u64, Option<Reply>)>,
     /// Write-backs were asked for and not waited for.
     unsynced: bool,
     served: Served,
@@ -347,7 +347,7 @@ impl Responder {
         Ok(())
     }
 
-    fn reply(&self, answer: Result<Vec<u8>, String>) -> Told {
+    fn reply(&self, answer: Result<Vec<u8>, String>) -> Reply {
         let room = self.terms.ring.slot_size as usize - crate::message::ANSWER_HEADER;
         match answer {
             Ok(body) if body.len() <= room => (AnswerKind::Reply, body),

@@ -190,9 +190,9 @@ enum Planning {
     /// It has, or there is none.
     Ready(Plan),
     /// It was not told yet.
-    Telling { plan: Plan, body: Vec<u8> },
+    Unannounced { plan: Plan, body: Vec<u8> },
     /// It was, by the call with this number.
-    Told { plan: Plan, number: u64 },
+    Announced { plan: Plan, number: u64 },
 }
 
 fn refused(why: &impl fmt::Display) -> Refusal {
@@ -501,7 +501,7 @@ impl Session {
         }
         let mut body = bare.program().emit();
         body.extend_from_slice(&classes);
-        Ok(Planning::Telling { plan, body })
+        Ok(Planning::Unannounced { plan, body })
     }
 
     /// The plan, when the server has taken its half of it.
@@ -509,22 +509,22 @@ impl Session {
     /// # Errors
     /// It does not take it, or the session is over.
     fn planned(&mut self, planning: &mut Planning) -> Result<Option<Plan>, Refusal> {
-        if let Planning::Telling { plan, body } = planning {
+        if let Planning::Unannounced { plan, body } = planning {
             let number = plan.method.number();
             match self.try_ask(Kind::Plan, number, body).map_err(|e| refused(&e))? {
-                Some(number) => *planning = Planning::Told { plan: plan.clone(), number },
+                Some(number) => *planning = Planning::Announced { plan: plan.clone(), number },
                 None => return Ok(None),
             }
         }
         match planning {
             Planning::Ready(plan) => Ok(Some(plan.clone())),
-            Planning::Told { plan, number } => {
+            Planning::Announced { plan, number } => {
                 let Some(reply) = self.requester.reply(*number) else { return Ok(None) };
                 reply.map_err(|why| refused(&format!("the server refuses its half ({why})")))?;
                 self.methods.push(Arc::clone(&plan.method));
                 Ok(Some(plan.clone()))
             }
-            Planning::Telling { .. } => Ok(None),
+            Planning::Unannounced { .. } => Ok(None),
         }
     }
 

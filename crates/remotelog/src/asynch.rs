@@ -48,7 +48,7 @@ use remanence_pmem::Survives;
 use remanence_remote::{Background, Face, Reactor, Timer, elsewhere};
 use remanence_verbs::Context;
 
-use crate::client::{self, ConnectOptions, LogReader, ReadError, nobody, said};
+use crate::client::{self, ConnectOptions, LogReader, ReadError, no_server, said};
 use crate::connection::{CallError, SessionConnection, connect};
 use crate::format::Epoch;
 use crate::group::{
@@ -131,10 +131,10 @@ enum Wanted {
 
 /// What became of what was asked for, and who is to be told.
 #[derive(Default)]
-struct Answer(Mutex<Told>);
+struct Answer(Mutex<AnswerState>);
 
 #[derive(Default)]
-struct Told {
+struct AnswerState {
     outcome: Option<Outcome>,
     waker: Option<Waker>,
 }
@@ -142,16 +142,16 @@ struct Told {
 type Outcome = Result<u64, GroupError>;
 
 impl Answer {
-    fn lock(&self) -> MutexGuard<'_, Told> {
+    fn lock(&self) -> MutexGuard<'_, AnswerState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Gives it to whoever waits, who may go on there and then.
     fn give(&self, outcome: Outcome) {
-        let mut told = self.lock();
-        told.outcome = Some(outcome);
-        let waker = told.waker.take();
-        drop(told);
+        let mut state = self.lock();
+        state.outcome = Some(outcome);
+        let waker = state.waker.take();
+        drop(state);
         waker.into_iter().for_each(Waker::wake);
     }
 }
@@ -214,7 +214,7 @@ impl AsyncLog {
     /// # Errors
     /// As [`connect`](Self::connect); or there is no way from here to any of the servers, or the system refuses a thread.
     pub async fn connect_to(servers: &[SocketAddr], options: &ConnectOptions) -> Result<Self, GroupError> {
-        servers.first().ok_or_else(nobody)?;
+        servers.first().ok_or_else(no_server)?;
         let context = Context::towards_any(servers.iter().map(SocketAddr::ip)).map_err(|e| said(&e))?;
         let reactor = Reactor::new(&context).map_err(|e| said(&e))?;
         let background = reactor.in_background().map_err(|e| said(&e))?;
@@ -232,7 +232,7 @@ impl AsyncLog {
         servers: &[SocketAddr],
         options: &ConnectOptions,
     ) -> Result<Self, GroupError> {
-        servers.first().ok_or_else(nobody)?;
+        servers.first().ok_or_else(no_server)?;
         Self::open(reactor, servers, options, None).await
     }
 
@@ -438,11 +438,11 @@ impl<T> Future for Pending<T> {
     type Output = Result<T, GroupError>;
 
     fn poll(self: Pin<&mut Self>, task: &mut Task<'_>) -> Poll<Self::Output> {
-        let mut told = self.answer.lock();
-        match told.outcome.take() {
+        let mut state = self.answer.lock();
+        match state.outcome.take() {
             Some(outcome) => Poll::Ready(outcome.map(self.read)),
             None => {
-                told.waker = Some(task.waker().clone());
+                state.waker = Some(task.waker().clone());
                 Poll::Pending
             }
         }

@@ -91,7 +91,7 @@ impl Log {
     /// # Errors
     /// As [`connect`](Self::connect); or there is no way from here to any of the servers.
     pub fn connect_to(servers: &[SocketAddr], options: &ConnectOptions) -> Result<Self, GroupError> {
-        servers.first().ok_or_else(nobody)?;
+        servers.first().ok_or_else(no_server)?;
         let context = Context::towards_any(servers.iter().map(SocketAddr::ip)).map_err(|e| said(&e))?;
         Self::connect(&context, servers, options)
     }
@@ -106,7 +106,7 @@ impl Log {
         options: &ConnectOptions,
     ) -> Result<Self, GroupError> {
         if servers.is_empty() {
-            return Err(nobody());
+            return Err(no_server());
         }
         let reactor = Reactor::new(context).map_err(|e| said(&e))?;
         let to = |server: &SocketAddr| {
@@ -225,7 +225,7 @@ impl Group<SessionConnection> {
     }
 }
 
-pub(crate) fn nobody() -> GroupError {
+pub(crate) fn no_server() -> GroupError {
     Refused::Said("no server was named; name all servers of the log".to_owned()).into()
 }
 

@@ -410,14 +410,6 @@ impl<C: ReplicaConnection> Group<C> {
         self.carry_out();
     }
 
-    /// The same for all servers, those included that are not there.
-    pub fn keep_all(&mut self, from: u64) {
-        for n in 0..self.connections.len() {
-            self.machine.keep(C::now(), n, from);
-        }
-        self.carry_out();
-    }
-
     /// Waits until something may have come, and goes on: for whoever waits for something else that the same connections bring, and has
     /// looked for it since the group last went on.
     ///

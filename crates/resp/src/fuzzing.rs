@@ -1,5 +1,5 @@
-//! What the fuzz targets do with their bytes; `fuzz/` holds the shells, and `tests/computes/corpus.rs` runs the committed corpus
-//! through the same functions on every `cargo test`.
+//! What the fuzz targets do with their bytes; `fuzz/` holds the shells, and the unit tests run the committed corpus through the same
+//! functions.
 //!
 //! Each body takes any bytes and panics if a promise of the crate is broken.
 
@@ -107,3 +107,6 @@ pub fn value(data: &[u8]) {
         assert!(changes <= data.len() && root.place(b"field") < root.buckets);
     }
 }
+
+#[cfg(test)]
+mod tests;

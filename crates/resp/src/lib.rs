@@ -33,6 +33,7 @@ pub mod channels;
 pub mod command;
 pub mod engine;
 pub mod float80;
+#[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 pub mod glob;
 mod holds;

@@ -1,5 +1,5 @@
-//! What the fuzz targets do with their bytes; `fuzz/` holds the shells, and `tests/corpus.rs` runs the committed
-//! corpus through the same functions on every `cargo test`.
+//! What the fuzz targets do with their bytes; `fuzz/` holds the shells, and the unit tests run the committed corpus through the
+//! same functions.
 //!
 //! [`responder`] takes its bytes as a story about one device with an RC, a UC and a UD QP: datagrams that come,
 //! work that is posted, time that passes, flushes that end, keys that are taken away. QP numbers, PSNs, keys and
@@ -489,3 +489,6 @@ pub fn responder(data: &[u8]) {
     assert!(world.mem.bytes[READ_ONLY.0 as usize].iter().all(|&byte| byte == 0));
     assert!(world.device.qp_footprint(world.qpns[0]).is_ok_and(|bytes| bytes < 16 * 1024));
 }
+
+#[cfg(test)]
+mod tests;

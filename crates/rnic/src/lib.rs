@@ -17,6 +17,7 @@ pub mod cm;
 mod cq;
 pub mod device;
 mod error;
+#[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 mod gsi;
 mod idents;

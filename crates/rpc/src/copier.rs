@@ -67,7 +67,7 @@ enum Policy {
     Measured(Box<Chooser>),
     /// As a test says, over and over.
     #[cfg(test)]
-    Told(VecDeque<bool>),
+    Scripted(VecDeque<bool>),
 }
 
 impl std::fmt::Debug for Copier {
@@ -166,7 +166,7 @@ impl Copier {
             Policy::From(least) => bytes < *least && self.under_way.is_empty(),
             Policy::Measured(chooser) => chooser.way(bytes) == Way::Inline,
             #[cfg(test)]
-            Policy::Told(inline) => inline[bytes as usize % inline.len()],
+            Policy::Scripted(inline) => inline[bytes as usize % inline.len()],
         }
     }
 
@@ -281,7 +281,7 @@ mod tests {
         let options = Options::new().window(3);
         for told in [vec![true], vec![false], vec![true, false], vec![false, false, true, true, false]] {
             let mut copier = Copier::worker(options, Placement::WriteBack, 0).expect("a thread");
-            copier.policy = Policy::Told(told.iter().copied().collect());
+            copier.policy = Policy::Scripted(told.iter().copied().collect());
             let region = Region::anonymous(1 << 16).expect("memory");
             let (mut answered, mut last) = (0, [0; 1]);
             for n in 0..200_u64 {

@@ -1,4 +1,5 @@
-//! What the fuzz targets do with their bytes; the committed corpus goes through here in `tests/corpus.rs`.
+//! What the fuzz targets do with their bytes; `fuzz/` holds the shells, and the unit tests run the committed corpus through the same
+//! functions.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -174,3 +175,6 @@ fn story(data: &[u8], token: Option<&Token>) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -23,6 +23,7 @@ pub mod core;
 mod draw;
 pub mod durable;
 mod error;
+#[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 pub mod header;
 pub mod live;

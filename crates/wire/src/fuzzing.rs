@@ -1,5 +1,5 @@
-//! What the fuzz targets do with their bytes; `fuzz/` holds the shells, and `tests/computes/corpus.rs` runs the committed
-//! corpus through the same functions on every `cargo test`.
+//! What the fuzz targets do with their bytes; `fuzz/` holds the shells, and the unit tests run the committed corpus through the
+//! same functions.
 //!
 //! Each body takes any bytes and panics if a promise of the crate is broken: decoders do not panic, and what they
 //! accept can be emitted and read again as the same thing.
@@ -114,3 +114,6 @@ pub fn cma(data: &[u8]) {
     header.emit(&mut again);
     assert_eq!(CmaHeader::parse(&again), Ok(header));
 }
+
+#[cfg(test)]
+mod tests;

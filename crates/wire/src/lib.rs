@@ -19,7 +19,7 @@ pub mod cm;
 pub mod deth;
 mod error;
 pub mod feth;
-#[doc(hidden)]
+#[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 pub mod icrc;
 pub mod ieth;

@@ -291,7 +291,7 @@ mod tests {
         let messages = r#"{"reason":"compiler-artifact","manifest_path":"/w/crates/kv/Cargo.toml","target":{"name":"waits","kind":["test"]},"profile":{"test":true},"executable":"/t/waits-1"}
 {"reason":"compiler-artifact","manifest_path":"/w/crates/kv/Cargo.toml","target":{"name":"alone","kind":["test"]},"profile":{"test":true},"executable":"/t/alone-1"}
 {"reason":"compiler-artifact","manifest_path":"/w/crates/kv/Cargo.toml","target":{"name":"computes","kind":["test"]},"profile":{"test":true},"executable":"/t/computes-1"}
-{"reason":"compiler-artifact","manifest_path":"/w/crates/link/Cargo.toml","target":{"name":"corpus","kind":["test"]},"profile":{"test":true},"executable":"/t/corpus-1"}"#;
+{"reason":"compiler-artifact","manifest_path":"/w/crates/kv/Cargo.toml","target":{"name":"remanence_kv","kind":["lib"]},"profile":{"test":true},"executable":"/t/kv-1"}"#;
         let list = |program: &Program| {
             Ok(match &program.name[..] {
                 "kv/waits" => "torture::a: test\ncluster_torture::m::b: test\n\n2 tests, 0 benchmarks\n",
@@ -304,15 +304,15 @@ mod tests {
         let names: Vec<(Lane, &str)> = all.iter().map(|program| (program.lane, &program.name[..])).collect();
         let (computes, waits) = (Lane::Computes, Lane::Waits);
         let expected = [
+            (computes, "kv/lib"),
             (computes, "kv/sim"),
-            (computes, "link/corpus"),
             (waits, "kv/alone"),
             (waits, "kv/cluster_torture"),
             (waits, "kv/torture"),
         ];
         assert_eq!(names, expected);
-        assert_eq!(all[0].module, Some(vec!["sim::a".to_owned(), "sim::b".to_owned()]));
-        assert_eq!((all[1].module.as_ref(), all[2].module.as_ref()), (None, None));
+        assert_eq!(all[1].module, Some(vec!["sim::a".to_owned(), "sim::b".to_owned()]));
+        assert_eq!((all[0].module.as_ref(), all[2].module.as_ref()), (None, None));
         assert_eq!(all[3].executable, Path::new("/t/waits-1"));
         assert_eq!(all[3].test("cluster_torture::m::b"), "kv/cluster_torture::m::b");
         assert_eq!(all[2].test("m::b"), "kv/alone::m::b");

@@ -227,8 +227,8 @@ fn grouped(report: &Report, groups: &[(String, String, u64)], metric: &str, scal
 
 fn peers(report: &Report, panels: &mut Vec<Panel>) {
     for place in DataDirectory::ALL {
-        for deed in Action::ALL {
-            let op = format!("{} on {}", deed.word(), place.name());
+        for action in Action::ALL {
+            let op = format!("{} on {}", action.word(), place.name());
             let sizes =
                 peerside::SIZES.map(|size| (format!("{} B", bytes(size as u64)), op.clone(), size as u64));
             let (names, series) = grouped(report, &sizes, "latency", 1.0);
@@ -236,16 +236,20 @@ fn peers(report: &Report, panels: &mut Vec<Panel>) {
         }
     }
     for place in DataDirectory::ALL {
-        for deed in Action::ALL {
+        for action in Action::ALL {
             for size in peerside::SIZES {
                 let group = |shape: Shape| {
                     let op =
-                        format!("{} on {}, redis-benchmark {}", deed.word(), place.name(), shape.words());
+                        format!("{} on {}, redis-benchmark {}", action.word(), place.name(), shape.words());
                     (shape.words(), op, size as u64)
                 };
                 let (names, series) = grouped(report, &Shape::ALL.map(group), "rate", 1e3);
-                let caption =
-                    format!("redis-benchmark, {} on {}, {} B", deed.word(), place.name(), bytes(size as u64));
+                let caption = format!(
+                    "redis-benchmark, {} on {}, {} B",
+                    action.word(),
+                    place.name(),
+                    bytes(size as u64)
+                );
                 panels.push(panel(caption, names, "KOp/s", series));
             }
         }
@@ -315,10 +319,10 @@ mod tests {
             }
         }
         for place in DataDirectory::ALL {
-            for (deed, size) in
-                Action::ALL.into_iter().flat_map(|deed| peerside::SIZES.map(|size| (deed, size as u64)))
+            for (action, size) in
+                Action::ALL.into_iter().flat_map(|action| peerside::SIZES.map(|size| (action, size as u64)))
             {
-                let op = format!("{} on {}", deed.word(), place.name());
+                let op = format!("{} on {}", action.word(), place.name());
                 rows.push(row(&op, "Redis, appendonly no, TCP", "latency", "us", size, 10.0));
                 for shape in Shape::ALL {
                     rows.push(row(

@@ -46,7 +46,7 @@ use crate::effort::{self, Effort};
 use crate::machine::State;
 use crate::process;
 use crate::report::Report;
-use crate::role::{self, Causes, Lost, Pair, Place, Ran};
+use crate::role::{self, Causes, Launcher, Lost, Pair, Ran};
 use crate::samples::{Key, Metric, Samples};
 use crate::server_load::ServerLoad;
 
@@ -369,14 +369,14 @@ impl Bench<'_> {
     }
 
     /// Where its processes are.
-    fn place(&self) -> Place {
-        Place::here(&self.options.common.program)
+    fn launcher(&self) -> Launcher {
+        Launcher::here(&self.options.common.program)
     }
 
     /// The processes of a series; they are started when it is opened first.
     fn pair(&mut self, series: Series) -> &mut Pair<Server, Clients> {
-        let place = self.place();
-        self.pairs.entry(series).or_insert_with(|| Pair::new(place))
+        let launcher = self.launcher();
+        self.pairs.entry(series).or_insert_with(|| Pair::new(launcher))
     }
 
     fn load(&mut self, series: Series, burst: Burst) -> Result<Ran<Found>, String> {

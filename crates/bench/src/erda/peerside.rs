@@ -159,15 +159,15 @@ impl Action {
 }
 
 /// One client that spins.
-pub(super) fn spinning(place: DataDirectory, deed: Action, who: Who, value: usize) -> Key {
-    let op = format!("{} on {}", deed.word(), place.name());
+pub(super) fn spinning(place: DataDirectory, action: Action, who: Who, value: usize) -> Key {
+    let op = format!("{} on {}", action.word(), place.name());
     Key { op, x: value as u64, series: who.name(), metric: Metric::Latency }
 }
 
 /// Sixteen under one doorbell.
-pub(super) fn together(place: DataDirectory, deed: Action, who: Who, value: usize) -> Key {
+pub(super) fn together(place: DataDirectory, action: Action, who: Who, value: usize) -> Key {
     let series = format!("{}, 16 together", who.name());
-    Key { series, metric: Metric::Rate, ..spinning(place, deed, who, value) }
+    Key { series, metric: Metric::Rate, ..spinning(place, action, who, value) }
 }
 
 /// What redis-benchmark printed as a percentile.
@@ -176,8 +176,8 @@ fn percentile(rate: &Key, which: &str) -> Key {
 }
 
 /// The rate that redis-benchmark measured.
-pub(super) fn benchmarked(place: DataDirectory, deed: Action, who: Who, shape: Shape, value: usize) -> Key {
-    let op = format!("{} on {}, redis-benchmark {}", deed.word(), place.name(), shape.words());
+pub(super) fn benchmarked(place: DataDirectory, action: Action, who: Who, shape: Shape, value: usize) -> Key {
+    let op = format!("{} on {}, redis-benchmark {}", action.word(), place.name(), shape.words());
     Key { op, x: value as u64, series: who.name(), metric: Metric::Rate }
 }
 
@@ -231,9 +231,9 @@ struct RunningPeer {
 /// What is measured of a peer.
 fn keys(place: DataDirectory, who: Who, value: usize) -> Vec<Key> {
     let mut keys = Vec::new();
-    for deed in Action::ALL {
-        keys.push(spinning(place, deed, who, value));
-        keys.extend(matches!(who, Who::Native(_)).then(|| together(place, deed, who, value)));
+    for action in Action::ALL {
+        keys.push(spinning(place, action, who, value));
+        keys.extend(matches!(who, Who::Native(_)).then(|| together(place, action, who, value)));
     }
     for shape in Shape::ALL.into_iter().filter(|_| who.speaks_resp()) {
         keys.extend(of_benchmark(place, who, shape, value));
@@ -243,8 +243,8 @@ fn keys(place: DataDirectory, who: Who, value: usize) -> Vec<Key> {
 
 /// What redis-benchmark says of SET and GET.
 fn of_benchmark(place: DataDirectory, who: Who, shape: Shape, value: usize) -> Vec<Key> {
-    let of = |deed| {
-        let rate = benchmarked(place, deed, who, shape, value);
+    let of = |action| {
+        let rate = benchmarked(place, action, who, shape, value);
         let percentiles = ["p50", "p99"].map(|which| percentile(&rate, which));
         std::iter::once(rate).chain(percentiles)
     };
@@ -350,7 +350,7 @@ fn start(
     let directory = (!matches!(who, Who::Native(_))).then(|| Directory(own.clone()));
     let process = match who {
         Who::Native(carrier) => {
-            let mut server = Agent::start(&bench.place(), End::Server)?;
+            let mut server = Agent::start(&bench.launcher(), End::Server)?;
             let spec = Spec {
                 served: Served::Erda { durable: true },
                 carrier,
@@ -435,12 +435,12 @@ fn measure(bench: &mut Bench<'_>, peer: &mut RunningPeer, value: usize) -> Resul
     let load = load_of(Mix::C, value, records, effort.burst());
     load::fill(&load, &mut peer.handles, &AtomicU64::new(0))?;
     peer.handles.iter_mut().try_for_each(|handle| handle.rest())?;
-    for (deed, mix) in Action::ALL.into_iter().zip([Mix::C, Mix::Update]) {
+    for (action, mix) in Action::ALL.into_iter().zip([Mix::C, Mix::Update]) {
         // A disk needs more time to show what it is.
-        let slow = place == DataDirectory::Disk && deed == Action::Put && effort == Effort::Full;
+        let slow = place == DataDirectory::Disk && action == Action::Put && effort == Effort::Full;
         let time = effort.burst() * if slow { 6 } else { 2 };
         let load = load_of(mix, value, records, time);
-        samples.burst(&spinning(place, deed, who, value), || {
+        samples.burst(&spinning(place, action, who, value), || {
             let run = || load::run(&load, &mut peer.handles, &AtomicBool::new(false));
             let ran = counted(servers, own, run)?;
             sound(&load, &ran.values)?;
@@ -452,8 +452,8 @@ fn measure(bench: &mut Bench<'_>, peer: &mut RunningPeer, value: usize) -> Resul
             Ok(ran.map(|_| each.collect::<Vec<f64>>()))
         })?;
         if let Some(store) = &mut peer.store {
-            samples.burst(&together(place, deed, who, value), || {
-                let ran = counted(servers, own, || sixteen(store, deed, value, records, time))?;
+            samples.burst(&together(place, action, who, value), || {
+                let ran = counted(servers, own, || sixteen(store, action, value, records, time))?;
                 let done = ran.values.1;
                 Ok((ran.map(|(rate, _)| vec![rate]), done))
             })?;
@@ -485,7 +485,7 @@ fn measure(bench: &mut Bench<'_>, peer: &mut RunningPeer, value: usize) -> Resul
 /// Millions of operations a second, sixteen keys at a time; and how many there were.
 fn sixteen(
     store: &mut Store,
-    deed: Action,
+    action: Action,
     value: usize,
     records: u64,
     time: std::time::Duration,
@@ -502,7 +502,7 @@ fn sixteen(
             })
             .collect();
         next = (next + 16) % records;
-        match deed {
+        match action {
             Action::Get => {
                 let found = store.get_many(&keys).map_err(|e| e.to_string())?;
                 if found.iter().any(Option::is_none) {

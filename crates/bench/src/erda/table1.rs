@@ -1,7 +1,7 @@
 //! Table 1 of paper 002 as rows and bars. What is not counted as the paper does, and stored all the same, are the rows *stored*.
 
 use remanence_erda_paper::baseline::Scheme;
-pub(super) use remanence_erda_paper::table1::{Cell, Change, Who};
+pub(super) use remanence_erda_paper::table1::{Cell, Change, Design};
 use remanence_kv::view::Mode;
 use remanence_ycsb::workload::PAPER_002_VALUE_SIZES;
 
@@ -37,12 +37,12 @@ pub(super) fn differing(cells: &[Cell]) -> usize {
 }
 
 /// Bytes of an update at 1 KiB, ours or the paper's over a baseline's.
-pub(super) fn update_ratio(cells: &[Cell], who: Who, under: Scheme) -> Option<f64> {
-    let at = |who: Who| {
+pub(super) fn update_ratio(cells: &[Cell], who: Design, under: Scheme) -> Option<f64> {
+    let at = |who: Design| {
         let found = cells.iter().find(|c| c.who == who && c.change == Change::Update && c.value == 1024)?;
         Some(found.stored as f64)
     };
-    Some(at(who)? / at(Who::Baseline(under))?)
+    Some(at(who)? / at(Design::Baseline(under))?)
 }
 
 /// The bars of bytes written.
@@ -54,12 +54,12 @@ pub(super) fn bars(cells: &[Cell]) -> Vec<Bar> {
         Sense::AtMost,
         0.0,
     )];
-    for who in [Who::Paper, Who::Ours(Mode::Erda), Who::Ours(Mode::Durable)] {
+    for who in [Design::Paper, Design::Ours(Mode::Erda), Design::Ours(Mode::Durable)] {
         for under in [Scheme::RedoLogging, Scheme::ReadAfterWrite] {
             let name = format!(
                 "bytes stored by an update of 1 KiB: {} / {}",
                 who.series(),
-                Who::Baseline(under).series()
+                Design::Baseline(under).series()
             );
             bars.push(Bar::new(name, update_ratio(cells, who, under), Sense::AtMost, 0.55));
         }
@@ -74,7 +74,7 @@ mod tests {
     #[test]
     fn table_1_is_the_papers_to_the_byte() {
         let cells = measure().expect("memory does not fail");
-        assert_eq!(cells.len(), Who::ALL.len() * 3 * PAPER_002_VALUE_SIZES.len());
+        assert_eq!(cells.len(), Design::ALL.len() * 3 * PAPER_002_VALUE_SIZES.len());
         for cell in &cells {
             if let Some(formula) = cell.formula() {
                 assert_eq!(cell.counted, formula, "{cell:?}");

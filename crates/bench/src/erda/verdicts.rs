@@ -138,7 +138,7 @@ fn peers(bench: Seen<'_>, bars: &mut Vec<Bar>) {
         bars.push(Bar::new(name, bench.samples.ratio(over, under), sense, limit));
     };
     for value in peerside::SIZES {
-        let at = |place, deed, who| peerside::spinning(place, deed, who, value);
+        let at = |place, action, who| peerside::spinning(place, action, who, value);
         let redis = |setting, via| Who::Redis(setting, via);
         let (plain, always) = (Setting::plain(Fsync::NoLog), Setting::plain(Fsync::Always));
         // Over the network's stack both, or neither.
@@ -418,15 +418,15 @@ fn bytes_claims(bench: Seen<'_>, claims: &mut Vec<Claim>) {
         format!("{off} cells differ from the formulas, over all five value sizes"),
     ));
     let ratio = |who| measured.then(|| table1::update_ratio(cells, who, Scheme::RedoLogging)).flatten();
-    let paper = ratio(table1::Who::Paper);
+    let paper = ratio(table1::Design::Paper);
     claims.push(Claim::new(
         "5.6: Erda reduces NVM writes by about 50 %",
         Verdict::judged(paper, Sense::AtMost, 0.55),
         format!(
             "an update of 1 KiB writes {} of Redo Logging's bytes in the paper's layout, {} in ours, {} when it is durable",
             times(paper),
-            times(ratio(table1::Who::Ours(Mode::Erda))),
-            times(ratio(table1::Who::Ours(Mode::Durable))),
+            times(ratio(table1::Design::Ours(Mode::Erda))),
+            times(ratio(table1::Design::Ours(Mode::Durable))),
         ),
     ));
 }

@@ -16,7 +16,7 @@ use self::ends::{BYTES, Burst, Clients, Found, KEYS, Server, Spec};
 use self::service::{Request, Service, Who};
 use crate::effort::{Effort, Options};
 use crate::report::{Bar, Report, Sense};
-use crate::role::{self, Lost, Pair, Place, Ran};
+use crate::role::{self, Launcher, Lost, Pair, Ran};
 use crate::samples::{Key, Metric, Samples};
 
 /// The 99th percentile of so many clients is to be no more than so many times their median.
@@ -184,7 +184,7 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
     let mut bench = Bench {
         samples: Samples::new(*effort, only),
         lost: Lost::default(),
-        ends: Ends { pair: Pair::new(Place::here(program)), spec: None },
+        ends: Ends { pair: Pair::new(Launcher::here(program)), spec: None },
         offered: BTreeMap::new(),
     };
     METRICS.into_iter().for_each(|metric| bench.samples.control(&control(metric)));

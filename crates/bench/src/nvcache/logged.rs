@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::ends::{Burst, Daemon, Found, LogSpec, Writer, WriterSpec};
 use crate::process;
 use crate::programs::signal;
-use crate::role::{Agent, Causes, End, Place, Ran};
+use crate::role::{Agent, Causes, End, Launcher, Ran};
 
 /// So many syncs say whether they were absorbed, and one in so many may be the kernel's.
 const TELLING: u64 = 100;
@@ -105,7 +105,7 @@ impl Logged {
         // Whoever was there before, and did not end in order, has left what it had.
         process::remove_segment_of(&spec.log);
         let _ = std::fs::remove_file(&spec.log);
-        let mut daemon = Agent::start(&Place::here(&self.program), End::Server)?;
+        let mut daemon = Agent::start(&Launcher::here(&self.program), End::Server)?;
         daemon.open(spec)?;
         self.daemon = Some(daemon);
         self.can_run()
@@ -137,8 +137,8 @@ impl Logged {
     fn started(&mut self) -> Result<(), String> {
         self.serve()?;
         if self.writer.is_none() {
-            let place = Place::here(&self.program).under(self.under());
-            let mut writer = Agent::start(&place, End::Client)?;
+            let launcher = Launcher::here(&self.program).under(self.under());
+            let mut writer = Agent::start(&launcher, End::Client)?;
             writer.open(&self.files)?;
             self.writer = Some(writer);
             self.drain()?;

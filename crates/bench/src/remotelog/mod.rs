@@ -21,7 +21,7 @@ use remanence_remotelog::Mode;
 use crate::effort::{Effort, Options};
 use crate::limits::udp::BarePair;
 use crate::report::{Bar, Report, Sense};
-use crate::role::{self, Lost, Pair, Place, Ran};
+use crate::role::{self, Launcher, Lost, Pair, Ran};
 use crate::samples::{Key, Metric, Samples};
 use crate::server_load::ServerLoad;
 use crate::stats::{self, Estimate};
@@ -127,7 +127,7 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
     let cells = cells();
     let (mut samples, mut lost) = (Samples::new(*effort, only), Lost::default());
     cells.iter().for_each(|cell| samples.expect(&cell.key()));
-    let mut pair = Pair::new(Place::here(program));
+    let mut pair = Pair::new(Launcher::here(program));
     let total = rounds * cells.len() as u64;
     let (bare, loopback) = (bare_key(), std::net::Ipv4Addr::LOCALHOST.into());
     let mut limit = BarePair::open((loopback, loopback))?;

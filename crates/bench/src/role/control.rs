@@ -44,7 +44,7 @@ fn limit_of_burst(patience: Duration, longest: Option<Duration>) -> Duration {
 
 /// Where the processes of a bench are started, and from which program.
 #[derive(Debug)]
-pub struct Place {
+pub struct Launcher {
     program: PathBuf,
     network: NetworkPath,
     envs: Vec<(&'static str, OsString)>,
@@ -52,7 +52,7 @@ pub struct Place {
     under: Vec<OsString>,
 }
 
-impl Place {
+impl Launcher {
     /// On this host.
     #[must_use]
     pub fn here(program: &Path) -> Self {
@@ -122,8 +122,8 @@ pub(crate) struct Agent<R> {
 
 impl<R: Role> Agent<R> {
     /// Starts the process.
-    pub(crate) fn start(place: &Place, end: End) -> Result<Self, String> {
-        let mut command = place.command(end, R::WORD)?;
+    pub(crate) fn start(launcher: &Launcher, end: End) -> Result<Self, String> {
+        let mut command = launcher.command(end, R::WORD)?;
         let name = command.get_program().display().to_string();
         let child = process::spawn(command.stdin(Stdio::piped()).stdout(Stdio::piped()));
         let mut process = child.map_err(|e| format!("cannot start {name}: {e}"))?;
@@ -289,7 +289,7 @@ impl<V> Ran<V> {
 /// [`open`](Self::open) starts them anew.
 #[derive(Debug)]
 pub struct Pair<S, C> {
-    place: Place,
+    launcher: Launcher,
     patience: Duration,
     ends: Option<(Agent<S>, Agent<C>)>,
     is_open: bool,
@@ -304,9 +304,9 @@ where
 {
     /// One that is to be opened.
     #[must_use]
-    pub const fn new(place: Place) -> Self {
+    pub const fn new(launcher: Launcher) -> Self {
         Self {
-            place,
+            launcher,
             patience: PATIENCE,
             ends: None,
             is_open: false,
@@ -323,8 +323,8 @@ where
 
     /// Where it is.
     #[must_use]
-    pub const fn place(&self) -> &Place {
-        &self.place
+    pub const fn launcher(&self) -> &Launcher {
+        &self.launcher
     }
 
     /// Whether it is open.
@@ -349,8 +349,8 @@ where
             return Err(format!("{} ({TRIES} times in a row, and not tried again)", self.refused.2));
         }
         if self.ends.is_none() {
-            let server = Agent::start(&self.place, End::Server)?;
-            self.ends = Some((server, Agent::start(&self.place, End::Client)?));
+            let server = Agent::start(&self.launcher, End::Server)?;
+            self.ends = Some((server, Agent::start(&self.launcher, End::Client)?));
         }
         let opened = self.attempt(|s, c| {
             let (there, here) = (s.open(server)?, c.open(client)?);

@@ -31,7 +31,7 @@ pub use self::agent::serve_controller;
 pub(crate) use self::causes::of_children;
 pub use self::causes::{Causes, Counters};
 pub(crate) use self::control::Agent;
-pub use self::control::{Lost, PATIENCE, Pair, Place, Ran, notice_waits};
+pub use self::control::{Launcher, Lost, PATIENCE, Pair, Ran, notice_waits};
 
 use crate::machine;
 

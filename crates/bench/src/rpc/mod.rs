@@ -20,7 +20,7 @@ use crate::claims::Claim;
 use crate::effort::{Effort, Options};
 use crate::machine;
 use crate::report::{Bar, Report};
-use crate::role::{self, End, Lost, Pair, Place};
+use crate::role::{self, End, Launcher, Lost, Pair};
 use crate::samples::{Key, Metric, Samples};
 use crate::server_load::ServerLoad;
 
@@ -47,7 +47,7 @@ struct Bench {
 impl Bench {
     fn new(options: &Options, server: server::Spec, client: client::Spec) -> Self {
         let samples = Samples::new(options.effort, &options.only);
-        let pair = Pair::new(Place::here(&options.program));
+        let pair = Pair::new(Launcher::here(&options.program));
         Self { samples, lost: Lost::default(), pair, specs: (server, client) }
     }
 

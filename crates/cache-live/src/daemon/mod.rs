@@ -12,8 +12,8 @@ mod copying;
 mod dirty;
 mod files;
 mod imaging;
-mod place;
 mod rules;
+mod watch;
 mod work;
 
 use std::cmp::Reverse;
@@ -43,8 +43,8 @@ use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, getrlimit, pidfd_open, 
 use copying::Copying;
 pub use dirty::recovered;
 use files::Files;
-use place::Place;
 pub use rules::{Paths, Rule};
+use watch::LogWatch;
 use work::{Done, Failed, Job, OwnLog, Worker};
 
 use crate::copies::Copies;
@@ -246,7 +246,7 @@ struct Joined {
 
 struct Daemon {
     path: PathBuf,
-    place: Place,
+    log_watch: LogWatch,
     /// The socket, as the file that it is.
     socket: (u64, u64),
     region: Region,
@@ -326,7 +326,8 @@ impl Daemon {
             return Err(DaemonError::Said(of_another_size(&path, has, wants)));
         }
         retire(&file)?;
-        let place = file.try_clone().and_then(|file| Place::new(&path, file)).map_err(system("inotify"))?;
+        let log_watch =
+            file.try_clone().and_then(|file| LogWatch::new(&path, file)).map_err(system("inotify"))?;
         let recovered = dirty::recovered(&path, &region)?;
         let segment_path = segment_of(&file).map_err(system(said(&path)))?;
         let mut new = File::options();
@@ -345,7 +346,7 @@ impl Daemon {
         let usual = cleaner::Options::usual(log.layout().geometry.entries);
         let batch = options.batch.unwrap_or(usual.batch).max(1);
         segment.make(random[3] | 1, batch);
-        let cleaning = cleaner::Options { batch, low: usual.low.max(batch), ..usual };
+        let cleaning = cleaner::Options { batch, low: usual.low.max(batch) };
         let cleaner = Cleaner::new(cleaning, log.tail());
         let table = FileTable::empty(region.clone(), *log.layout());
         if options.copies.as_ref().is_some_and(|copies| copies.images) {
@@ -374,7 +375,7 @@ impl Daemon {
         let socket = identity_of(&socket).map_err(system(said(&socket)))?;
         let daemon = Self {
             path,
-            place,
+            log_watch,
             socket,
             region,
             log,
@@ -415,7 +416,7 @@ impl Daemon {
             watch(self.worker.ready());
             watch(self.files.ready());
             watch(self.copying.as_ref().map_or(self.worker.ready(), Copying::ready));
-            watch(self.place.ready());
+            watch(self.log_watch.ready());
             self.asking.iter().for_each(|fd| watch(fd.as_fd()));
             self.joined.values().for_each(|joined| watch(joined.lives.as_fd()));
             match poll(&mut fds, timeout.as_ref()) {
@@ -443,7 +444,7 @@ impl Daemon {
             }
         }
         if ready[5] {
-            self.place.take();
+            self.log_watch.take();
             self.look_for_log();
         }
         if ready[3] {
@@ -721,7 +722,7 @@ impl Daemon {
         if self.lost.is_some() {
             return;
         }
-        let Some(lost) = self.place.lost() else { return };
+        let Some(lost) = self.log_watch.lost() else { return };
         self.lost = Some(lost);
         self.segment.fail();
         let files = self.files.all_to_sync();

@@ -41,9 +41,9 @@ enum Source {
 
 /// Where a write goes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Place {
+enum WriteOffset {
     /// Where the descriptor is.
-    Here,
+    Current,
     /// To this offset.
     At(u64),
 }
@@ -51,7 +51,7 @@ enum Place {
 /// What a call asks for.
 #[derive(Clone, Copy, Debug)]
 enum Change {
-    Write { source: Source, place: Place, flags: u64 },
+    Write { source: Source, place: WriteOffset, flags: u64 },
     Truncate { len: u64 },
     Allocate { mode: u64, offset: u64, len: u64 },
 }
@@ -61,12 +61,14 @@ impl Change {
         let [_, a, b, c, _, flags] = call.arguments;
         let vectors = Source::Vectors(a, b);
         Some(match i64::from(call.number as u32) {
-            libc::SYS_write => Self::Write { source: Source::Flat(a), place: Place::Here, flags: 0 },
-            libc::SYS_pwrite64 => Self::Write { source: Source::Flat(a), place: Place::At(c), flags: 0 },
-            libc::SYS_writev => Self::Write { source: vectors, place: Place::Here, flags: 0 },
-            libc::SYS_pwritev => Self::Write { source: vectors, place: Place::At(c), flags: 0 },
+            libc::SYS_write => Self::Write { source: Source::Flat(a), place: WriteOffset::Current, flags: 0 },
+            libc::SYS_pwrite64 => {
+                Self::Write { source: Source::Flat(a), place: WriteOffset::At(c), flags: 0 }
+            }
+            libc::SYS_writev => Self::Write { source: vectors, place: WriteOffset::Current, flags: 0 },
+            libc::SYS_pwritev => Self::Write { source: vectors, place: WriteOffset::At(c), flags: 0 },
             libc::SYS_pwritev2 => {
-                let place = if c == u64::MAX { Place::Here } else { Place::At(c) };
+                let place = if c == u64::MAX { WriteOffset::Current } else { WriteOffset::At(c) };
                 Self::Write { source: vectors, place, flags: flags & 0xffff_ffff }
             }
             libc::SYS_ftruncate => Self::Truncate { len: a },
@@ -100,17 +102,17 @@ struct Around {
 }
 
 /// Where the `taken` bytes of a write lie in the file; `None` if that cannot be told for certain.
-fn offset(place: Place, appends: bool, around: &Around, taken: u64) -> Option<u64> {
+fn offset(place: WriteOffset, appends: bool, around: &Around, taken: u64) -> Option<u64> {
     if appends {
         let [before, after] = around.size;
         return (before.checked_add(taken) == Some(after)).then_some(before);
     }
     match (place, around.position) {
-        (Place::At(offset), _) => Some(offset),
-        (Place::Here, [Some(before), Some(after)]) => {
+        (WriteOffset::At(offset), _) => Some(offset),
+        (WriteOffset::Current, [Some(before), Some(after)]) => {
             (before.checked_add(taken) == Some(after)).then_some(before)
         }
-        (Place::Here, _) => None,
+        (WriteOffset::Current, _) => None,
     }
 }
 
@@ -271,7 +273,7 @@ impl Face {
             }
             return (value, behind);
         }
-        let here = matches!(change, Change::Write { place: Place::Here, .. });
+        let here = matches!(change, Change::Write { place: WriteOffset::Current, .. });
         let position = || if here { sys::position(fd).ok() } else { None };
         let before = position();
         let (mut made, mut owes) = (*call, behind);
@@ -413,14 +415,14 @@ mod tests {
     fn an_offset_is_told_only_if_it_is_certain() {
         let around = |size, position| Around { size, position };
         let here = around([100, 104], [Some(50), Some(54)]);
-        assert_eq!(offset(Place::Here, false, &here, 4), Some(50));
-        assert_eq!(offset(Place::At(7), false, &here, 4), Some(7));
-        assert_eq!(offset(Place::Here, true, &here, 4), Some(100), "it appends");
-        assert_eq!(offset(Place::At(7), true, &here, 4), Some(100), "as pwrite does then");
+        assert_eq!(offset(WriteOffset::Current, false, &here, 4), Some(50));
+        assert_eq!(offset(WriteOffset::At(7), false, &here, 4), Some(7));
+        assert_eq!(offset(WriteOffset::Current, true, &here, 4), Some(100), "it appends");
+        assert_eq!(offset(WriteOffset::At(7), true, &here, 4), Some(100), "as pwrite does then");
         let moved = around([100, 108], [Some(50), Some(58)]);
-        assert_eq!(offset(Place::Here, false, &moved, 4), None, "somebody else moved it");
-        assert_eq!(offset(Place::Here, true, &moved, 4), None, "somebody else appended");
-        assert_eq!(offset(Place::Here, false, &around([0, 0], [None, None]), 4), None, "a pipe");
+        assert_eq!(offset(WriteOffset::Current, false, &moved, 4), None, "somebody else moved it");
+        assert_eq!(offset(WriteOffset::Current, true, &moved, 4), None, "somebody else appended");
+        assert_eq!(offset(WriteOffset::Current, false, &around([0, 0], [None, None]), 4), None, "a pipe");
     }
 
     #[test]

@@ -145,7 +145,7 @@ impl Change {
 
 /// A name that is to change.
 #[derive(Debug)]
-struct Place {
+struct DirectoryEntry {
     directory: i32,
     /// The path of the directory that has it.
     parent: CString,
@@ -156,7 +156,7 @@ struct Place {
     ends_with_slash: bool,
 }
 
-impl Place {
+impl DirectoryEntry {
     /// `None`: there is no such directory, or the path ends with no name, as that of a descriptor.
     fn of(at: At) -> Option<Self> {
         let path = sys::path(at.path)?;
@@ -220,14 +220,15 @@ impl Face {
             }
         }
         let wanted = change.places().into_iter().flatten().count();
-        let places: Vec<Place> = change.places().into_iter().flatten().filter_map(Place::of).collect();
+        let places: Vec<DirectoryEntry> =
+            change.places().into_iter().flatten().filter_map(DirectoryEntry::of).collect();
         if places.is_empty() {
             return Verdict::Pass;
         }
         let Some(me) = self.me() else { return Verdict::Return(self.marking_names(call, &places)) };
         let of_directory =
             matches!(change, Change::Directory { .. } | Change::Unlink { flags: REMOVE_DIRECTORY, .. });
-        let is_plain = |place: &Place| of_directory || !place.ends_with_slash;
+        let is_plain = |place: &DirectoryEntry| of_directory || !place.ends_with_slash;
         if places.len() == wanted
             && places.iter().all(is_plain)
             && let Some(value) = self.names_known(&me, call, &change, &places)
@@ -239,7 +240,7 @@ impl Face {
     }
 
     /// Marks the directories before and behind the kernel's call.
-    fn marking_names(&self, call: &Syscall, places: &[Place]) -> i64 {
+    fn marking_names(&self, call: &Syscall, places: &[DirectoryEntry]) -> i64 {
         let mark = || {
             let known = places.iter().filter_map(|place| self.segment.find(&place.key));
             known.for_each(File::mark);
@@ -252,7 +253,13 @@ impl Face {
     }
 
     /// Changes names in directories that have slots. `None`: one of them has none, or cannot be had; nothing was done.
-    fn names_known(&self, me: &Me, call: &Syscall, change: &Change, places: &[Place]) -> Option<i64> {
+    fn names_known(
+        &self,
+        me: &Me,
+        call: &Syscall,
+        change: &Change,
+        places: &[DirectoryEntry],
+    ) -> Option<i64> {
         let mut within = Vec::with_capacity(places.len());
         for place in places {
             let slot = self.segment.find(&place.key)?;
@@ -677,7 +684,7 @@ mod tests {
 
     fn place(path: &CStr) -> Option<(CString, CString)> {
         let at = At { directory: libc::AT_FDCWD, path: path.as_ptr() as u64 };
-        Place::of(at).map(|place| (place.parent, place.name))
+        DirectoryEntry::of(at).map(|place| (place.parent, place.name))
     }
 
     #[test]

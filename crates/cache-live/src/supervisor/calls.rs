@@ -14,7 +14,7 @@
 
 use std::os::fd::{AsRawFd as _, OwnedFd};
 
-use remanence_intercept::outside::filter::{Rule, When};
+use remanence_intercept::outside::filter::{ArgumentFilter, Rule};
 use remanence_intercept::outside::{Caller, Notified};
 use remanence_intercept::{Syscall, Verdict};
 use rustix::fs::{FileType, OFlags};
@@ -40,7 +40,7 @@ const CLONE_RANGE: u64 = 0x4020_940d;
 const SUBMITTED_WRITES: [u64; 2] = [1, 8];
 
 const fn always(number: libc::c_long) -> Rule {
-    Rule { number: number as u16, when: When::Always }
+    Rule { number: number as u16, when: ArgumentFilter::Always }
 }
 
 /// The calls that a supervisor has to see.
@@ -65,7 +65,7 @@ pub(super) const RULES: [Rule; 19] = [
     // Shared, and of a file: a private one, or one of no file, is nobody's but the program's.
     Rule {
         number: libc::SYS_mmap as u16,
-        when: When::Argument {
+        when: ArgumentFilter::Argument {
             at: 3,
             mask: 0xf | libc::MAP_ANONYMOUS as u32,
             is: &[libc::MAP_SHARED as u32, libc::MAP_SHARED_VALIDATE as u32],
@@ -73,7 +73,7 @@ pub(super) const RULES: [Rule; 19] = [
     },
     Rule {
         number: libc::SYS_ioctl as u16,
-        when: When::Argument { at: 1, mask: u32::MAX, is: &[CLONE as u32, CLONE_RANGE as u32] },
+        when: ArgumentFilter::Argument { at: 1, mask: u32::MAX, is: &[CLONE as u32, CLONE_RANGE as u32] },
     },
 ];
 

@@ -1,6 +1,6 @@
 //! The cleaner, one rule after the other.
 
-use remanence_cache::cleaner::{Action, Cleaner, Feed, Options, Pressure, Token};
+use remanence_cache::cleaner::{Action, Cleaner, Feed, Options, Token};
 use remanence_cache::entry::Owner;
 use remanence_cache::format::Promise;
 use remanence_cache::log::Log;
@@ -14,7 +14,7 @@ use crate::files::Change;
 use crate::log::{NOW, change};
 
 const ME: Owner = Owner::new(1);
-const OPTIONS: Options = Options { batch: 4, low: 8, high: 14 };
+const OPTIONS: Options = Options { batch: 4, low: 8 };
 
 struct Bench {
     log: Log<CrashImage, LocalWords>,
@@ -155,11 +155,7 @@ fn a_place_in_progress_holds_it_until_its_owner_has_committed_or_is_dead() {
 }
 
 #[test]
-fn appends_are_held_back_between_the_watermarks() {
-    let pressures = [7, 8, 11, 13, 14, 99].map(|used| OPTIONS.pressure(used));
-    let slow = |permille| Pressure::Slow { permille };
-    assert_eq!(pressures, [Pressure::None, slow(0), slow(500), slow(833), Pressure::Wait, Pressure::Wait]);
-    let usual = Options::usual(16);
-    assert_eq!((usual.batch, usual.low, usual.high), (4, 8, 14));
+fn batches_are_a_quarter_of_the_log_and_at_most_those_of_the_paper() {
+    assert_eq!(Options::usual(16), Options { batch: 4, low: 8 });
     assert_eq!(Options::usual(1 << 24).batch, 10_000);
 }

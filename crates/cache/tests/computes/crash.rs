@@ -196,11 +196,7 @@ impl Run {
         if !self.setting.cleans {
             return;
         }
-        let options = Options {
-            batch: self.setting.entries / 4,
-            low: self.setting.entries / 2,
-            high: self.setting.entries,
-        };
+        let options = Options { batch: self.setting.entries / 4, low: self.setting.entries / 2 };
         let mut cleaner = Cleaner::new(options, log.tail());
         let mut choices = Seeded::new(self.seed * 37);
         let (mut payload, mut asked) = (Vec::new(), Vec::new());

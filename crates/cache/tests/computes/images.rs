@@ -9,7 +9,7 @@ use remanence_cache::entry::Owner;
 use remanence_cache::format::Promise;
 use remanence_cache::imager::{Imager, Room, Step, WAITED};
 use remanence_cache::images::{
-    Builder, Built, FileKey, Meta, PIECE, Place, State, count_of, digest, pieces_of, record,
+    Builder, Built, FileKey, Meta, PIECE, RestoreTarget, State, count_of, digest, pieces_of, record,
 };
 use remanence_cache::log::{AppendError, Log};
 use remanence_cache::op::Op;
@@ -32,7 +32,7 @@ const ROOM: u64 = 14 * PIECE as u64;
 #[derive(Default)]
 struct Made(BTreeMap<FileKey, Vec<u8>>);
 
-impl Place for Made {
+impl RestoreTarget for Made {
     type Error = Infallible;
 
     fn write(&mut self, key: &FileKey, offset: u64, bytes: &[u8]) -> Result<(), Infallible> {

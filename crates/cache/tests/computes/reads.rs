@@ -51,7 +51,7 @@ fn options(frames: usize, descriptors: usize) -> Options {
 impl<'a> World<'a> {
     fn new(image: &'a CrashImage, promise: Promise, options: Options, seed: u64) -> Self {
         let log = Log::start(image, LocalWords::default(), promise).expect("it is empty");
-        let cleaner = Cleaner::new(Cleaning { batch: 4, low: 8, high: 14 }, log.tail());
+        let cleaner = Cleaner::new(Cleaning { batch: 4, low: 8 }, log.tail());
         let reads = Reads::new(options);
         let mut disk = Disk::default();
         disk.write(&Change::Write { file: 1, offset: 0, bytes: vec![0xee; 150] }.op());

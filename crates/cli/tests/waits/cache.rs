@@ -37,9 +37,9 @@ pub(crate) fn is_absorbed(place: &str) -> bool {
 }
 
 /// A place on a disk, and a daemon that ends with it.
-pub(crate) struct Place(pub(crate) PathBuf);
+pub(crate) struct CacheDirectory(pub(crate) PathBuf);
 
-impl Place {
+impl CacheDirectory {
     /// `None`: there are no syncs here that could be absorbed.
     pub(crate) fn new(name: &str) -> Option<Self> {
         if !is_absorbed("/var/tmp") {
@@ -62,7 +62,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for CacheDirectory {
     fn drop(&mut self) {
         let _ = self.rem(&["cache", "stop", "--log", "log"]).output();
         let _ = std::fs::remove_dir_all(&self.0);
@@ -71,7 +71,7 @@ impl Drop for Place {
 
 #[test]
 fn a_program_is_run_with_its_syncs_absorbed_and_a_report() {
-    let Some(place) = Place::new("report") else { return };
+    let Some(place) = CacheDirectory::new("report") else { return };
     let script = "echo a > f; sync f; echo b >> f; sync f; echo c >> f; sync f; echo d >> f; sync f; exit 7";
     let said = place.said(&["run", "--log", "log", "--size", "8M", "--report", "--", "sh", "-c", script]);
     assert_eq!(said.status, Some(7), "{}", said.stderr);
@@ -112,7 +112,7 @@ fn daemon_of(log: &Path) -> rustix::process::Pid {
 
 #[test]
 fn a_log_whose_daemon_was_killed_is_recovered_when_the_next_program_is_run() {
-    let Some(place) = Place::new("killed") else { return };
+    let Some(place) = CacheDirectory::new("killed") else { return };
     let script =
         "echo a > f; sync f; sync f; echo b >> f; sync f; echo c >> f; sync f; echo synced; read line";
     let mut first = place.rem(&["run", "--log", "log", "--", "sh", "-c", script]);
@@ -141,7 +141,7 @@ fn a_log_whose_daemon_was_killed_is_recovered_when_the_next_program_is_run() {
 
 #[test]
 fn which_rule_keeps_a_file_from_the_cache_is_told() {
-    let Some(place) = Place::new("rules") else { return };
+    let Some(place) = CacheDirectory::new("rules") else { return };
     let script = "for f in a.db b.tmp c.db; do for n in 1 2 3 4; do echo $n >> $f; sync $f; done; done";
     let run = |more: &[&str]| {
         let rules = ["run", "--log", "log", "--report", "--include", "*.db", "--exclude", "./c*"];
@@ -167,7 +167,7 @@ fn which_rule_keeps_a_file_from_the_cache_is_told() {
 
 #[test]
 fn a_log_of_another_size_than_is_asked_for_is_not_used() {
-    let Some(place) = Place::new("size") else { return };
+    let Some(place) = CacheDirectory::new("size") else { return };
     place.said(&["run", "--log", "log", "--size", "8M", "--", "true"]).good();
     for daemon in ["running", "ended"] {
         let other = place.said(&["run", "--log", "log", "--size", "16M", "--", "true"]);
@@ -186,7 +186,7 @@ fn a_log_of_another_size_than_is_asked_for_is_not_used() {
 
 #[test]
 fn what_cannot_be_caught_is_refused_before_it_starts() {
-    let Some(place) = Place::new("refused") else { return };
+    let Some(place) = CacheDirectory::new("refused") else { return };
     let said = place.said(&["run", "--log", "log", "--", "there-is-no-such-program"]);
     assert_eq!(said.status, Some(127), "{}", said.stderr);
     let said = place.said(&["run", "--log", "log", "--", "su", "--version"]);
@@ -198,7 +198,7 @@ fn what_cannot_be_caught_is_refused_before_it_starts() {
 /// Names that can be guessed, where all may write.
 #[test]
 fn what_another_user_has_put_in_the_place_of_memory_or_a_socket_is_not_used() {
-    let Some(place) = Place::new("squatter") else { return };
+    let Some(place) = CacheDirectory::new("squatter") else { return };
     let theirs = |path: &Path| std::os::unix::fs::lchown(path, Some(65_534), None).is_ok();
     place.said(&["run", "--log", "log", "--", "true"]).good();
     // A log is named in either way.
@@ -252,7 +252,7 @@ int main(int argc, char **argv) {
 
 #[test]
 fn a_static_program_is_seen_by_a_supervisor() {
-    let Some(place) = Place::new("static") else { return };
+    let Some(place) = CacheDirectory::new("static") else { return };
     let (source, program) = (place.0.join("writes.c"), place.0.join("writes"));
     std::fs::write(&source, STATIC).expect("room");
     let made = Command::new("cc").args(["-static", "-o"]).arg(&program).arg(&source).status();
@@ -291,7 +291,7 @@ fn a_static_program_is_seen_by_a_supervisor() {
 /// Else it would read what is written, or have a file of somebody else's cut short.
 #[test]
 fn what_another_user_has_put_in_the_place_of_a_log_is_not_used() {
-    let Some(place) = Place::new("stranger") else { return };
+    let Some(place) = CacheDirectory::new("stranger") else { return };
     let there = |name: &str| place.0.join(name);
     std::fs::write(there("kept"), "kept").expect("room");
     std::os::unix::fs::symlink(there("kept"), there("one.err")).expect("a link");

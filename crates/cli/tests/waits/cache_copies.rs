@@ -9,7 +9,7 @@ use std::process::{Child, Stdio};
 use remanence_cache_live::daemon::socket_of;
 use tempfile::TempDir;
 
-use crate::cache::Place;
+use crate::cache::CacheDirectory;
 use crate::common::{address, rem, start};
 
 /// Three servers of logs.
@@ -61,11 +61,11 @@ struct Daemon {
 }
 
 impl Daemon {
-    fn start(place: &Place, servers: &Servers) -> Self {
+    fn start(place: &CacheDirectory, servers: &Servers) -> Self {
         Self::start_with(place, servers, &[])
     }
 
-    fn start_with(place: &Place, servers: &Servers, more: &[&str]) -> Self {
+    fn start_with(place: &CacheDirectory, servers: &Servers, more: &[&str]) -> Self {
         let all = servers.all();
         let mut command = place.rem(&[&["cache", "start", "--size", "8M", "--log", &all], more].concat());
         let mut child = command.stdout(Stdio::piped()).spawn().expect("rem starts");
@@ -131,7 +131,7 @@ fn expected(upto: u32) -> String {
 
 #[test]
 fn what_a_sync_promised_comes_back_from_the_servers_when_the_machine_has_lost_its_memory() {
-    let Some(place) = Place::new("copies") else { return };
+    let Some(place) = CacheDirectory::new("copies") else { return };
     let mut servers = Servers::new("8M");
     let all = servers.all();
     let mut daemon = Daemon::start(&place, &servers);
@@ -184,7 +184,7 @@ fn what_a_sync_promised_comes_back_from_the_servers_when_the_machine_has_lost_it
 
 #[test]
 fn a_machine_that_was_given_up_promises_nothing_any_more() {
-    let Some(place) = Place::new("given-up") else { return };
+    let Some(place) = CacheDirectory::new("given-up") else { return };
     let servers = Servers::new("8M");
     let all = servers.all();
     let _daemon = Daemon::start(&place, &servers);
@@ -204,7 +204,7 @@ fn a_machine_that_was_given_up_promises_nothing_any_more() {
 
 #[test]
 fn more_is_written_than_the_servers_have_room_for() {
-    let Some(place) = Place::new("room") else { return };
+    let Some(place) = CacheDirectory::new("room") else { return };
     let servers = Servers::new("4M");
     let all = servers.all();
     let mut daemon = Daemon::start(&place, &servers);
@@ -220,7 +220,7 @@ fn more_is_written_than_the_servers_have_room_for() {
 
 #[test]
 fn what_cannot_be_a_log_with_copies_is_said() {
-    let Some(place) = Place::new("no-copies") else { return };
+    let Some(place) = CacheDirectory::new("no-copies") else { return };
     let said = |arguments: &[&str], what: &str| place.said(arguments).bad(what);
     said(&["run", "--log", "shm", "--acks", "2", "--", "true"], "--acks is for a log that has copies");
     said(&["cache", "start", "--log", "127.0.0.1,127.0.0.2", "--acks", "3"], "more servers than the 2");
@@ -236,7 +236,7 @@ fn what_cannot_be_a_log_with_copies_is_said() {
 
 #[test]
 fn servers_that_are_back_get_all_again() {
-    let Some(place) = Place::new("back") else { return };
+    let Some(place) = CacheDirectory::new("back") else { return };
     let mut servers = Servers::new("8M");
     let all = servers.all();
     let _daemon = Daemon::start(&place, &servers);
@@ -255,13 +255,13 @@ fn servers_that_are_back_get_all_again() {
 }
 
 /// What servers have of files, as the daemon says.
-fn images(place: &Place, servers: &Servers) -> serde_json::Value {
+fn images(place: &CacheDirectory, servers: &Servers) -> serde_json::Value {
     let mut status = place.said(&["cache", "status", "--json", "--log", &servers.all()]).json();
     status["copies"]["images"].take()
 }
 
 /// Files of a machine that is lost, made again somewhere else.
-fn recovered(place: &Place, servers: &Servers) -> PathBuf {
+fn recovered(place: &CacheDirectory, servers: &Servers) -> PathBuf {
     let into = place.0.join("elsewhere");
     let into_text = into.to_str().expect("text");
     place.said(&["cache", "recover", "--from", &servers.all(), "--into", into_text]).good();
@@ -270,7 +270,7 @@ fn recovered(place: &Place, servers: &Servers) -> PathBuf {
 }
 
 /// A machine that is lost with its disk: nothing of its files is left, nor of the log.
-fn lose(place: &Place, daemon: &mut Daemon) {
+fn lose(place: &CacheDirectory, daemon: &mut Daemon) {
     daemon.kill();
     daemon.forget();
     for entry in fs::read_dir(&place.0).expect("a directory") {
@@ -288,7 +288,7 @@ const APPENDED: &str = "n=1; while :; do echo line $n >> a; sync a || exit 9; ec
 
 #[test]
 fn files_are_made_again_elsewhere_from_the_servers_alone() {
-    let Some(place) = Place::new("images") else { return };
+    let Some(place) = CacheDirectory::new("images") else { return };
     for program in ["sqlite3", "stdbuf"] {
         if std::process::Command::new(program).arg("--version").output().is_err() {
             return println!("SKIPPED: there is no {program}");
@@ -352,7 +352,7 @@ fn files_are_made_again_elsewhere_from_the_servers_alone() {
 
 #[test]
 fn images_leave_the_servers_room_and_what_finds_none_is_told() {
-    let Some(place) = Place::new("images-room") else { return };
+    let Some(place) = CacheDirectory::new("images-room") else { return };
     let servers = Servers::new("64M");
     let all = servers.all();
     let mut daemon = Daemon::start_with(&place, &servers, &["--images"]);
@@ -394,7 +394,7 @@ fn images_leave_the_servers_room_and_what_finds_none_is_told() {
 
 #[test]
 fn images_stay_when_the_daemon_is_started_again() {
-    let Some(place) = Place::new("images-again") else { return };
+    let Some(place) = CacheDirectory::new("images-again") else { return };
     let servers = Servers::new("64M");
     let all = servers.all();
     let mut daemon = Daemon::start_with(&place, &servers, &["--images"]);
@@ -424,7 +424,7 @@ fn images_stay_when_the_daemon_is_started_again() {
 
 #[test]
 fn a_machine_whose_files_were_made_again_elsewhere_promises_nothing_any_more() {
-    let Some(place) = Place::new("images-fenced") else { return };
+    let Some(place) = CacheDirectory::new("images-fenced") else { return };
     let servers = Servers::new("64M");
     let all = servers.all();
     let _daemon = Daemon::start_with(&place, &servers, &["--images"]);

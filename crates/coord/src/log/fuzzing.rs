@@ -1,4 +1,4 @@
-//! What the fuzzers of `fuzz/` do with any bytes; also run over a few by the tests.
+//! What the fuzzer of `fuzz/` does with any bytes; the unit tests run the committed corpus through the same functions, and a few random bytes.
 
 use remanence_pmem::PersistenceDomain;
 use remanence_pmem::crash_image::CrashImage;
@@ -61,6 +61,16 @@ pub fn recover(bytes: &[u8]) {
 
 #[cfg(test)]
 mod tests {
+    fn all(bytes: &[u8]) {
+        super::decode(bytes);
+        super::recover(bytes);
+    }
+
+    #[test]
+    fn the_corpus_is_no_trouble() {
+        remanence_effort::replay_corpora(&[("remotelog", all)]);
+    }
+
     #[test]
     fn a_few_bytes_are_no_trouble() {
         let mut state = 7_u64;
@@ -72,8 +82,7 @@ mod tests {
                     if state >> 61 == 0 { (state >> 40) as u8 } else { 0 }
                 })
                 .collect();
-            super::decode(&bytes);
-            super::recover(&bytes);
+            all(&bytes);
         }
     }
 }

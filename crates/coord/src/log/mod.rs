@@ -14,6 +14,7 @@
 
 pub mod error;
 pub mod format;
+#[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 pub mod group;
 pub mod proto;

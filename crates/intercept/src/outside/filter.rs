@@ -10,12 +10,12 @@ pub struct Rule {
     /// The number of the call.
     pub number: u16,
     /// Which of its calls.
-    pub when: When,
+    pub when: ArgumentFilter,
 }
 
 /// Which calls of a number are handed over.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum When {
+pub enum ArgumentFilter {
     /// All of them.
     Always,
     /// Those of which the low half of an argument, as far as these bits of it count, is one of some values.
@@ -92,8 +92,10 @@ pub fn filter(handed: &[Rule], missing: &[u16]) -> Option<Vec<Instruction>> {
     }
     for rule in handed {
         match rule.when {
-            When::Always => filter.extend([unless(rule.number.into(), 1), plain(RETURN, HAND_OVER)]),
-            When::Argument { at, mask, is } => {
+            ArgumentFilter::Always => {
+                filter.extend([unless(rule.number.into(), 1), plain(RETURN, HAND_OVER)])
+            }
+            ArgumentFilter::Argument { at, mask, is } => {
                 let behind = u8::try_from(3 + 2 * is.len()).ok()?;
                 filter.push(unless(rule.number.into(), behind));
                 filter.extend([plain(LOAD, AT_ARGUMENTS + 8 * u32::from(at)), plain(AND, mask)]);

@@ -1,8 +1,8 @@
 //! The filter hands over what its rules name, and nothing else.
 
 use remanence_intercept::outside::filter::{
-    ALLOW, AND, ARCHITECTURE, AT_ARCHITECTURE, AT_ARGUMENTS, AT_NUMBER, EQUAL, HAND_OVER, Instruction, LOAD,
-    MISSING, RETURN, Rule, When, filter,
+    ALLOW, AND, ARCHITECTURE, AT_ARCHITECTURE, AT_ARGUMENTS, AT_NUMBER, ArgumentFilter, EQUAL, HAND_OVER,
+    Instruction, LOAD, MISSING, RETURN, Rule, filter,
 };
 
 /// What the kernel would do with a call.
@@ -32,10 +32,10 @@ fn verdict(filter: &[Instruction], architecture: u32, number: u32, arguments: [u
 }
 
 const RULES: [Rule; 4] = [
-    Rule { number: 1, when: When::Always },
-    Rule { number: 9, when: When::Argument { at: 3, mask: 0x2f, is: &[1, 3] } },
-    Rule { number: 16, when: When::Argument { at: 1, mask: u32::MAX, is: &[0x4004_9409] } },
-    Rule { number: 74, when: When::Always },
+    Rule { number: 1, when: ArgumentFilter::Always },
+    Rule { number: 9, when: ArgumentFilter::Argument { at: 3, mask: 0x2f, is: &[1, 3] } },
+    Rule { number: 16, when: ArgumentFilter::Argument { at: 1, mask: u32::MAX, is: &[0x4004_9409] } },
+    Rule { number: 74, when: ArgumentFilter::Always },
 ];
 
 #[test]
@@ -72,7 +72,7 @@ fn of_some_numbers_an_argument_decides_and_only_as_far_as_it_counts() {
 #[test]
 fn a_rule_with_more_values_than_a_jump_passes_is_none() {
     static MANY: [u32; 127] = [0; 127];
-    let rule = |is| Rule { number: 1, when: When::Argument { at: 0, mask: 0, is } };
+    let rule = |is| Rule { number: 1, when: ArgumentFilter::Argument { at: 0, mask: 0, is } };
     assert!(filter(&[rule(&MANY)], &[]).is_none());
     assert!(filter(&[rule(&MANY[..126])], &[]).is_some());
 }

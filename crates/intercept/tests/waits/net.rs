@@ -2,11 +2,11 @@
 
 use std::process::Command;
 
-use crate::programs::{Place, examples, hooked};
+use crate::programs::{TestDirectory, examples, hooked};
 
 /// The numbers of the calls that slipped by while a program ran. None where the kernel has no net.
 fn slipped(name: &str, mode: &str, program: &[&str]) -> Option<Vec<u64>> {
-    let place = Place::new(&format!("net-{name}"));
+    let place = TestDirectory::new(&format!("net-{name}"));
     let log = place.0.join("log");
     std::fs::File::create(&log).expect("a file").set_len(32 << 20).expect("its size");
     let output = Command::new(program[0])

@@ -35,9 +35,9 @@ pub(crate) fn examples() -> PathBuf {
 }
 
 /// A directory that goes with the test.
-pub(crate) struct Place(pub(crate) PathBuf);
+pub(crate) struct TestDirectory(pub(crate) PathBuf);
 
-impl Place {
+impl TestDirectory {
     pub(crate) fn new(name: &str) -> Self {
         let place = std::env::temp_dir().join(format!("remanence-intercept-{}-{name}", std::process::id()));
         std::fs::create_dir_all(&place).expect("a directory");
@@ -45,7 +45,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for TestDirectory {
     fn drop(&mut self) {
         // What is left of it does no harm.
         let _ = std::fs::remove_dir_all(&self.0);
@@ -69,7 +69,7 @@ fn nothing_of_these_slips_by(name: &str, modes: &[&str], program: &[&str], these
         return;
     }
     for mode in modes {
-        let place = Place::new(&format!("{name}-{}", mode.replace(',', "-")));
+        let place = TestDirectory::new(&format!("{name}-{}", mode.replace(',', "-")));
         let log = place.0.join("log");
         let file = std::fs::File::create(&log).expect("a file");
         file.set_len(32 << 20).expect("its size");
@@ -226,7 +226,7 @@ fn of_files(number: u64) -> bool {
 
 #[test]
 fn files_of_a_program_of_go() {
-    let place = Place::new("go");
+    let place = TestDirectory::new("go");
     let program = place.0.join("program");
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/waits/go");
     let built = Command::new("go")

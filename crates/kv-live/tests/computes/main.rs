@@ -4,5 +4,4 @@
 #[path = "../../../kv/tests/common/mod.rs"]
 mod common;
 
-mod corpus;
 mod rot;

@@ -15,7 +15,7 @@ use remanence_kv::format::{
     hash,
 };
 use remanence_kv::proto::{Expect, Reply, Request};
-use remanence_kv::server::{Fate, Finding, Where};
+use remanence_kv::server::{DamageLocation, Fate, Finding};
 use remanence_kv::{Refusal, Server};
 use remanence_kv_live::{inspect, salvage};
 use remanence_pmem::crash_image::{CrashImage, Explorer};
@@ -86,7 +86,7 @@ fn looked_through(image: &CrashImage, contents: &Contents, what: &str) -> (Vec<F
     let findings = server.findings().to_vec();
     assert_eq!(
         recovered.mended + recovered.lost > 0,
-        findings.iter().any(|f| !matches!(f.at, Where::Value { .. }))
+        findings.iter().any(|f| !matches!(f.at, DamageLocation::Value { .. }))
     );
     let client = server.connect();
     let mut damaged = Vec::new();
@@ -316,7 +316,10 @@ fn a_table_of_zeros_that_an_earlier_program_made_is_marked_and_then_checked() {
         |crashed, _| {
             let again = CrashImage::from_bytes(crashed.bytes(), crashed.domain());
             let (findings, _) = looked_through(&again, &contents, "marked in part");
-            assert!(!findings.iter().any(|found| matches!(found.at, Where::Entry(_))), "{findings:?}");
+            assert!(
+                !findings.iter().any(|found| matches!(found.at, DamageLocation::Entry(_))),
+                "{findings:?}"
+            );
         },
     );
 }
@@ -478,8 +481,9 @@ fn a_damaged_value_whose_entry_is_lost_as_well_is_an_error_and_no_older_version(
                 let bad = flipped(&zeroed(&image, part.clone()), at, bit);
                 let (findings, damaged) = looked_through(&bad, &contents, &what);
                 assert_eq!(damaged, std::slice::from_ref(&key), "{what}: {findings:?}");
-                let is_entry =
-                    |found: &Finding| matches!(found.at, Where::Entry(_)) && found.fate == Fate::Lost;
+                let is_entry = |found: &Finding| {
+                    matches!(found.at, DamageLocation::Entry(_)) && found.fate == Fate::Lost
+                };
                 without_entry += usize::from(findings.iter().any(is_entry));
             }
         }

@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 pub use get::{Found, Get};
 pub use many::Many;
-pub use mux::{Any, Ended, Mux, Output, Step};
+pub use mux::{AnyOperation, Ended, Mux, Output, Step};
 pub use peek::{Peek, peek, peek_front};
 pub use put::{Call, Change, Put, put_all};
 

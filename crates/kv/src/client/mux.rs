@@ -15,7 +15,7 @@ use crate::proto::{Reply, Request};
 
 /// An operation of any kind.
 #[derive(Debug)]
-pub enum Any {
+pub enum AnyOperation {
     /// The reading of a key's value.
     Get(Get),
     /// The writing of a key's value.
@@ -24,7 +24,7 @@ pub enum Any {
     Call(Call),
 }
 
-/// What comes out of an [`Any`].
+/// What comes out of an [`AnyOperation`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Output {
     /// What a GET ended with.
@@ -62,7 +62,7 @@ pub struct Step {
 
 #[derive(Debug)]
 struct Running {
-    operation: Any,
+    operation: AnyOperation,
     /// Whether something of it has been posted.
     begun: bool,
     given_up: bool,
@@ -97,7 +97,7 @@ impl Mux {
     }
 
     /// An operation begins at the next step. The number is the caller's, and must not be in use.
-    pub fn begin(&mut self, number: u64, operation: Any) {
+    pub fn begin(&mut self, number: u64, operation: AnyOperation) {
         let running = Running { operation, begun: false, given_up: false, rests: false };
         let before = self.running.insert(number, running);
         assert!(before.is_none(), "operation {number} is under way already");
@@ -184,9 +184,9 @@ impl Mux {
             .into_iter()
             .map(|(number, mut running)| {
                 let open = match &running.operation {
-                    Any::Get(_) => false,
-                    Any::Put(put) => put.is_writing(),
-                    Any::Call(call) => running.begun && call.changes(),
+                    AnyOperation::Get(_) => false,
+                    AnyOperation::Put(put) => put.is_writing(),
+                    AnyOperation::Call(call) => running.begun && call.changes(),
                 };
                 running.operation.cancel(client);
                 (number, if open { Ended::Unknown } else { Ended::Lost })
@@ -195,7 +195,7 @@ impl Mux {
     }
 }
 
-impl Operation for Any {
+impl Operation for AnyOperation {
     type Output = Output;
 
     fn step(&mut self, client: &mut Client, now: u64, completions: Vec<Completion>) -> Progress<Output> {

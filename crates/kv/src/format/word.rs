@@ -22,14 +22,6 @@ use std::fmt;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Offset(pub u32);
 
-impl Offset {
-    /// The place after `units` more.
-    #[must_use]
-    pub const fn plus(self, units: u32) -> Self {
-        Self(self.0 + units)
-    }
-}
-
 /// The word. 0 means that the entry is free.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Word(pub u64);

@@ -359,7 +359,7 @@ mod tests {
     use crate::format::superblock::COPIES;
     use crate::format::{Geometry, ObjectAddress};
     use crate::proto::{Expect, Reply, Request};
-    use crate::server::{Where, format};
+    use crate::server::{DamageLocation, format};
 
     const LEN: u64 = 1 << 20;
 
@@ -400,7 +400,7 @@ mod tests {
             assert!(COPIES.iter().all(|at| sound.iter().any(|range| range.start == *at)), "{sound:?}");
         }
         assert_eq!(server.scrub(0, 100).expect("memory does not fail").repaired, 0, "once is enough");
-        let named = |copy| server.findings().iter().any(|found| found.at == Where::Superblock(copy));
+        let named = |copy| server.findings().iter().any(|found| found.at == DamageLocation::Superblock(copy));
         assert!(named(0) && named(1));
     }
 

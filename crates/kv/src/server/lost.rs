@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use remanence_pmem::Medium;
 
 use super::index::{Entry, store};
-use super::mend::{Fate, Where, object_at};
+use super::mend::{DamageLocation, Fate, object_at};
 use super::{Mode, OpenError, Server};
 use crate::format::object::{EPOCH_AT, HEADER_LEN, WRITTEN_FROM};
 use crate::format::slot::{NEIGHBOURHOOD, NEVER, SLOT_LEN, TableAt, fingerprint};
@@ -121,7 +121,7 @@ impl<M: Medium + Clone> Server<M> {
                 continue;
             }
             let Some((table, index)) = lost.of(fingerprint) else {
-                self.found(Where::Value { fingerprint }, Some(key), Fate::Lost);
+                self.found(DamageLocation::Value { fingerprint }, Some(key), Fate::Lost);
                 continue;
             };
             lost.take(table, index);
@@ -135,14 +135,14 @@ impl<M: Medium + Clone> Server<M> {
             self.index.set_meta(&mut entry, meta);
             self.remember(&entry);
             let fate = if newest.damaged { Fate::Lost } else { Fate::Mended };
-            self.found(Where::Entry(entry.at()), Some(key), fate);
+            self.found(DamageLocation::Entry(entry.at()), Some(key), fate);
         }
         // Nothing is to be found out about the others any more.
         self.sync_now()?;
         for (table, zeros) in lost.0 {
             for index in zeros {
                 self.never(table, index);
-                self.found(Where::Entry(table.slot(index)), None, Fate::Mended);
+                self.found(DamageLocation::Entry(table.slot(index)), None, Fate::Mended);
             }
         }
         Ok(self.sync_now()?)

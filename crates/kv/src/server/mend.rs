@@ -29,7 +29,7 @@ const TRIES_MAX: u64 = 1 << 20;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Finding {
     /// The word or the value that was damaged.
-    pub at: Where,
+    pub at: DamageLocation,
     /// The key whose value it concerns, if that is known.
     pub key: Option<Vec<u8>>,
     /// What became of it.
@@ -38,7 +38,7 @@ pub struct Finding {
 
 /// Where damage was found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Where {
+pub enum DamageLocation {
     /// A copy of the superblock: 0 is the one at the start.
     Superblock(usize),
     /// One of the two slots of the root record.
@@ -70,12 +70,14 @@ pub enum Fate {
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.at {
-            Where::Superblock(copy) => write!(f, "copy {copy} of the superblock")?,
-            Where::Root => write!(f, "a copy of the root record")?,
-            Where::Head(head) => write!(f, "the word of head {head}")?,
-            Where::Region(region) => write!(f, "the directory's word of region {region}")?,
-            Where::Entry(at) => write!(f, "the entry at byte {at}")?,
-            Where::Value { fingerprint } => write!(f, "the value with fingerprint {fingerprint:012x}")?,
+            DamageLocation::Superblock(copy) => write!(f, "copy {copy} of the superblock")?,
+            DamageLocation::Root => write!(f, "a copy of the root record")?,
+            DamageLocation::Head(head) => write!(f, "the word of head {head}")?,
+            DamageLocation::Region(region) => write!(f, "the directory's word of region {region}")?,
+            DamageLocation::Entry(at) => write!(f, "the entry at byte {at}")?,
+            DamageLocation::Value { fingerprint } => {
+                write!(f, "the value with fingerprint {fingerprint:012x}")?
+            }
         }
         if let Some(key) = &self.key {
             write!(f, ", of key {}", shown(key))?;
@@ -192,7 +194,7 @@ pub(super) fn words(medium: &impl Medium, superblock: &Superblock, tables: &[Tab
                 if !mended {
                     continue;
                 }
-                findings.push(Finding { at: Where::Region(region), key: None, fate: Fate::Mended });
+                findings.push(Finding { at: DamageLocation::Region(region), key: None, fate: Fate::Mended });
             }
             None => {
                 // Not free and no link of a log: what lies there is not touched. A word that says something impossible would
@@ -201,7 +203,7 @@ pub(super) fn words(medium: &impl Medium, superblock: &Superblock, tables: &[Tab
                     store(medium, at, 0);
                     medium.pwb(at..at + 8);
                 }
-                findings.push(Finding { at: Where::Region(region), key: None, fate: Fate::Lost });
+                findings.push(Finding { at: DamageLocation::Region(region), key: None, fate: Fate::Lost });
             }
         }
     }
@@ -230,7 +232,7 @@ pub(super) fn words(medium: &impl Medium, superblock: &Superblock, tables: &[Tab
         };
         store(medium, at, HeadWord::emit(word));
         medium.pwb(at..at + 8);
-        findings.push(Finding { at: Where::Head(head), key: None, fate: Fate::Mended });
+        findings.push(Finding { at: DamageLocation::Head(head), key: None, fate: Fate::Mended });
     }
     findings
 }
@@ -242,7 +244,7 @@ impl<M: Medium + Clone> Server<M> {
         &self.findings
     }
 
-    pub(super) fn found(&mut self, at: Where, key: Option<Vec<u8>>, fate: Fate) {
+    pub(super) fn found(&mut self, at: DamageLocation, key: Option<Vec<u8>>, fate: Fate) {
         let finding = Finding { at, key, fate };
         if self.findings.len() < FINDINGS_MAX && !self.findings.contains(&finding) {
             self.findings.push(finding);
@@ -300,7 +302,7 @@ impl<M: Medium + Clone> Server<M> {
         };
         let meta = Meta::check(stored.meta.0, heads).filter(|(meta, _)| fair(meta));
         let entry = |meta| Entry { table, index, slot: Slot { meta, word: stored.word } };
-        let at = Where::Entry(table.slot(index));
+        let at = DamageLocation::Entry(table.slot(index));
         let goes = stored.word.is_sound() && stored.word.new_offset().is_none();
         match meta {
             // It was being made, and perhaps has no meta word yet, or was going.
@@ -347,7 +349,7 @@ impl<M: Medium + Clone> Server<M> {
 
     /// An entry whose atomic word has a wrong parity.
     fn word_mended(&mut self, mut entry: Entry) -> Result<Option<Entry>, OpenError> {
-        let at = Where::Entry(entry.at());
+        let at = DamageLocation::Entry(entry.at());
         let (meta, flipped) = (entry.slot.meta, entry.slot.word);
         let named = |offset: Option<Offset>| {
             let (key, header) = self.named_at(meta.head(), offset?)?;

@@ -34,7 +34,7 @@ use std::fmt;
 use remanence_pmem::Medium;
 use remanence_pmem::image::Root;
 
-pub use mend::{Fate, Finding, Known, Where, object_at};
+pub use mend::{DamageLocation, Fate, Finding, Known, object_at};
 pub use open::{OpenError, Recovered, extend, format};
 pub use room::Room;
 pub use scan::Scrubbed;

@@ -16,7 +16,7 @@ use super::grow::Growth;
 use super::index::{Entry, Index, clear};
 use super::log::{Log, Start};
 use super::lost::Zeros;
-use super::mend::{self, Fate, Finding, Where};
+use super::mend::{self, DamageLocation, Fate, Finding};
 use super::settle::Settling;
 use super::upgrade::upgrade;
 use super::{Options, Server, Stats};
@@ -207,10 +207,11 @@ impl<M: Medium + Clone> Server<M> {
         let geometry = superblock.geometry;
         let mut findings: Vec<Finding> = Vec::new();
         let mended = |at| Finding { at, key: None, fate: Fate::Mended };
-        findings.extend((0..2).filter(|copy| !whole[*copy]).map(|copy| mended(Where::Superblock(copy))));
+        findings
+            .extend((0..2).filter(|copy| !whole[*copy]).map(|copy| mended(DamageLocation::Superblock(copy))));
         // The second slot was written once, and says the same, since format 2.
         if Root::slots(&medium, ROOT, superblock.salt).len() == 1 && state == State::Current {
-            findings.push(mended(Where::Root));
+            findings.push(mended(DamageLocation::Root));
         }
         let (mut root, payload) =
             Root::open(medium.clone(), ROOT, superblock.salt).map_err(OpenError::root)?;
@@ -348,7 +349,7 @@ impl<M: Medium + Clone> Server<M> {
                 Ok(Settling::Unfinished) => unreachable!("nothing was handed out in this run"),
                 Err(Refusal::Damaged) => {
                     let key = self.key_of(&entry);
-                    self.found(Where::Entry(entry.at()), key, Fate::Lost);
+                    self.found(DamageLocation::Entry(entry.at()), key, Fate::Lost);
                     return Ok(());
                 }
                 Err(other) => return Err(other.into()),

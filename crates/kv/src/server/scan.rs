@@ -9,7 +9,7 @@ use remanence_pmem::{JOURNAL_NOTE_LEN, Medium};
 
 use super::Server;
 use super::index::{Entry, stands};
-use super::mend::{Fate, Where};
+use super::mend::{DamageLocation, Fate};
 use super::settle::Settling;
 use crate::format::HEAD_WORDS;
 use crate::format::object::{Object, WRITTEN_FROM};
@@ -83,7 +83,7 @@ impl<M: Medium + Clone> Server<M> {
                 Some(key) => keys.push(key),
                 None => {
                     nameless += 1;
-                    let at = Where::Value { fingerprint: entry.slot.meta.fingerprint() };
+                    let at = DamageLocation::Value { fingerprint: entry.slot.meta.fingerprint() };
                     server.found(at, None, Fate::Lost);
                 }
             };
@@ -146,7 +146,7 @@ impl<M: Medium + Clone> Server<M> {
         }
         let mut unfinished = false;
         for entry in entries {
-            let at = Where::Value { fingerprint: entry.slot.meta.fingerprint() };
+            let at = DamageLocation::Value { fingerprint: entry.slot.meta.fingerprint() };
             let entry = match self.settle(entry) {
                 Ok(Settling::Settled(entry)) => entry,
                 Ok(Settling::Gone | Settling::Unfinished) => continue,
@@ -195,7 +195,9 @@ impl<M: Medium + Clone> Server<M> {
             (0..).zip(COPIES).filter(|(_, at)| is_wrong(*at)).map(|(copy, _)| copy).collect();
         if !wrong.is_empty() {
             self.superblock.write(&self.medium, State::Current).map_err(|e| super::log::io(&e))?;
-            wrong.iter().for_each(|copy| self.found(Where::Superblock(*copy as usize), None, Fate::Mended));
+            wrong
+                .iter()
+                .for_each(|copy| self.found(DamageLocation::Superblock(*copy as usize), None, Fate::Mended));
         }
         Ok(wrong)
     }

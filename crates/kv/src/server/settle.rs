@@ -9,7 +9,7 @@
 use remanence_pmem::{Medium, Ticket};
 
 use super::index::Entry;
-use super::mend::{Fate, Where};
+use super::mend::{DamageLocation, Fate};
 use super::room::Counted;
 use super::{Event, Server, Unfinished};
 use crate::format::object::{HEADER_LEN, Object, WRITTEN_FROM, crc64};
@@ -415,7 +415,7 @@ impl<M: Medium + Clone> Server<M> {
         if self.is_whole(&entry, new) {
             return Ok(entry);
         }
-        let at = Where::Value { fingerprint: entry.slot.meta.fingerprint() };
+        let at = DamageLocation::Value { fingerprint: entry.slot.meta.fingerprint() };
         let old = word.old_offset().filter(|old| self.is_whole(&entry, *old));
         let copy = old.is_some_and(|old| self.version_at(head, old) == self.version_at(head, new));
         let (outcome, fate) = if old.is_some() && (copy || self.options.mode == Mode::Erda) {

@@ -6,7 +6,6 @@ mod common;
 
 mod bounded;
 mod client;
-mod corpus;
 mod crash;
 mod extend;
 mod full;

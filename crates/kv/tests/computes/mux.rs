@@ -1,7 +1,8 @@
 //! Operations of any kind together, given up at every step, over a server that is called and never waited for.
 
 use remanence_kv::client::{
-    Any, Call, Client, Completion, Ended, Get, Many, Mux, Operation as _, Output, Progress, Put, Verb,
+    AnyOperation, Call, Client, Completion, Ended, Get, Many, Mux, Operation as _, Output, Progress, Put,
+    Verb,
 };
 use remanence_kv::proto::{Expect, Reply, Request};
 use remanence_kv::server::{ClientId, Options, Server, format};
@@ -92,8 +93,8 @@ fn a_put_that_is_given_up_at_any_step_frees_its_key_and_says_what_it_did() {
         let mut world = World::open(&image);
         let (id, mut client) = world.connect();
         let mut mux = Mux::new();
-        mux.begin(1, Any::Put(Put::new(b"key", b"value", 0, Expect::Any)));
-        mux.begin(2, Any::Put(Put::new(b"other", b"stays", 0, Expect::Any)));
+        mux.begin(1, AnyOperation::Put(Put::new(b"key", b"value", 0, Expect::Any)));
+        mux.begin(2, AnyOperation::Put(Put::new(b"other", b"stays", 0, Expect::Any)));
         let (mut completions, mut ended) = (Vec::new(), Vec::new());
         for _ in 0..steps {
             let step = mux.step(&mut client, 1, &completions);
@@ -107,7 +108,7 @@ fn a_put_that_is_given_up_at_any_step_frees_its_key_and_says_what_it_did() {
         assert_eq!(ended.len(), 2, "each ends once: {ended:?}");
         let (reader, mut view) = world.connect();
         let mut look = Mux::new();
-        look.begin(7, Any::Get(Get::new(b"key")));
+        look.begin(7, AnyOperation::Get(Get::new(b"key")));
         let found = match &world.finish(reader, &mut view, &mut look, Vec::new())[..] {
             [(7, Ended::Done(Output::Get(Ok(found))))] => found.as_ref().map(|found| found.value.clone()),
             other => panic!("{other:?}"),
@@ -132,16 +133,16 @@ fn when_the_connection_breaks_only_what_was_on_its_way_is_unknown() {
     let mut world = World::open(&image);
     let (id, mut client) = world.connect();
     let mut mux = Mux::new();
-    mux.begin(1, Any::Put(Put::new(b"a", b"1", 0, Expect::Any)));
+    mux.begin(1, AnyOperation::Put(Put::new(b"a", b"1", 0, Expect::Any)));
     let step = mux.step(&mut client, 1, &[]);
     let completions = world.post(id, step.post);
-    mux.begin(2, Any::Put(Put::new(b"b", b"2", 0, Expect::Any)));
-    mux.begin(3, Any::Get(Get::new(b"c")));
-    mux.begin(4, Any::Call(Call::delete(b"d", Expect::Any)));
+    mux.begin(2, AnyOperation::Put(Put::new(b"b", b"2", 0, Expect::Any)));
+    mux.begin(3, AnyOperation::Get(Get::new(b"c")));
+    mux.begin(4, AnyOperation::Call(Call::delete(b"d", Expect::Any)));
     // The first is written by now, the others have been asked for; a fifth has not even begun.
     let step = mux.step(&mut client, 1, &completions);
     assert!(step.post.iter().any(|verb| matches!(verb, Verb::Persist(_))));
-    mux.begin(5, Any::Call(Call::delete(b"e", Expect::Any)));
+    mux.begin(5, AnyOperation::Call(Call::delete(b"e", Expect::Any)));
     let ended = mux.broken(&mut client);
     let fates = [Ended::Unknown, Ended::Lost, Ended::Lost, Ended::Unknown, Ended::Lost];
     assert_eq!(ended, (1..=5).zip(fates).collect::<Vec<_>>());
@@ -163,10 +164,10 @@ fn those_that_wait_for_others_leave_the_host_a_pause() {
     let (id, mut client) = world.connect();
 
     let mut mux = Mux::new();
-    mux.begin(1, Any::Put(put(b"a")));
+    mux.begin(1, AnyOperation::Put(put(b"a")));
     let step = mux.step(&mut client, 1, &[]);
     let completions = world.post(id, step.post);
-    mux.begin(2, Any::Put(put(b"b")));
+    mux.begin(2, AnyOperation::Put(put(b"b")));
     let step = mux.step(&mut client, 1, &completions);
     assert!(step.again && step.post.len() == 1, "the second one begins: {step:?}");
     let completions = world.post(id, step.post);
@@ -176,7 +177,7 @@ fn those_that_wait_for_others_leave_the_host_a_pause() {
     assert!(matches!(&step.post[..], [Verb::Call(Request::Batch(both))] if both.len() == 2), "{step:?}");
     // Who rests can be given up, too.
     let completions = world.post(id, step.post);
-    mux.begin(3, Any::Put(put(b"c")));
+    mux.begin(3, AnyOperation::Put(put(b"c")));
     mux.step(&mut client, 1, &completions);
     mux.give_up(1);
     assert!(mux.step(&mut client, 1, &[]).ended.contains(&(1, Ended::Never)));
@@ -199,9 +200,9 @@ fn operations_of_all_kinds_share_one_message_and_one_flush() {
     let (id, mut client) = world.connect();
     let mut mux = Mux::new();
     for n in 0..10_u64 {
-        mux.begin(n, Any::Put(Put::new(&n.to_le_bytes(), b"x", 0, Expect::Any)));
+        mux.begin(n, AnyOperation::Put(Put::new(&n.to_le_bytes(), b"x", 0, Expect::Any)));
     }
-    mux.begin(10, Any::Call(Call::delete(b"none", Expect::Any)));
+    mux.begin(10, AnyOperation::Call(Call::delete(b"none", Expect::Any)));
     let first = mux.step(&mut client, 1, &[]);
     assert!(
         matches!(&first.post[..], [Verb::Call(Request::Batch(all))] if all.len() == 11),
@@ -209,14 +210,14 @@ fn operations_of_all_kinds_share_one_message_and_one_flush() {
         first.post
     );
     let completions = world.post(id, first.post);
-    mux.begin(11, Any::Get(Get::new(b"none")));
+    mux.begin(11, AnyOperation::Get(Get::new(b"none")));
     let second = mux.step(&mut client, 1, &completions);
     assert!(matches!(&second.post[..], [Verb::Read { .. }, Verb::Persist(all)] if all.len() == 10));
     assert_eq!(second.ended, [(10, Ended::Done(Output::Call(Ok(Reply::Done { version: 0 }))))]);
     let completions = world.post(id, second.post);
     let third = mux.step(&mut client, 1, &completions);
     assert_eq!(third.ended.len(), 10);
-    mux.begin(12, Any::Put(Put::new(&[], b"x", 0, Expect::Any)));
+    mux.begin(12, AnyOperation::Put(Put::new(&[], b"x", 0, Expect::Any)));
     let rest = world.post(id, third.post);
     let fourth = mux.step(&mut client, 1, &rest);
     let refused = Ended::Done(Output::Put(Err(remanence_kv::client::Error::Refused(Refusal::BadKey))));

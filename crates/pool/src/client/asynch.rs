@@ -37,7 +37,7 @@ use crate::proto::PoolInfo;
 /// Connections to some servers, for any number of tasks and threads. Clones are the same client.
 #[derive(Clone)]
 pub struct AsyncClient {
-    turns: Turns<Place>,
+    turns: Turns<ClientSlot>,
     options: Arc<Options>,
 }
 
@@ -48,7 +48,7 @@ impl fmt::Debug for AsyncClient {
 }
 
 /// Where the client is that carries operations out.
-struct Place {
+struct ClientSlot {
     context: Context,
     options: Arc<Options>,
     /// None after one that has failed: the next operation connects again.
@@ -105,8 +105,8 @@ impl AsyncClient {
     fn over(client: Client) -> Self {
         let options = Arc::new(client.options.clone());
         let context = client.context.clone();
-        let place = Place { context, options: Arc::clone(&options), client: Some(client) };
-        Self { turns: Turns::new(place), options }
+        let slot = ClientSlot { context, options: Arc::clone(&options), client: Some(client) };
+        Self { turns: Turns::new(slot), options }
     }
 
     /// Does something with the client when its turn has come, beside. It is done to its end also where nobody waits for it any more, and

@@ -11,7 +11,7 @@ use crate::proto::Code;
 
 /// Why one server is of no use now.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
-pub enum Why {
+pub enum LossReason {
     /// No connection could be made.
     #[error("cannot be reached ({0})")]
     Unreachable(String),
@@ -61,7 +61,7 @@ pub struct Lost {
     /// The server, as its user named it.
     pub server: String,
     /// The reason for which the server is of no use.
-    pub why: Why,
+    pub why: LossReason,
 }
 
 /// Debug is the sentence as well: it is what a program prints whose `main` returns the error.
@@ -215,7 +215,7 @@ pub enum Error {
 
 /// What whoever reads a blob finds that was put on too few servers.
 fn what_is_there(have: usize, lost: &[Lost]) -> &'static str {
-    let has_refused = |lost: &Lost| matches!(lost.why, Why::Refused { code: Code::Full, .. });
+    let has_refused = |lost: &Lost| matches!(lost.why, LossReason::Refused { code: Code::Full, .. });
     if have == 0 && !lost.is_empty() && lost.iter().all(has_refused) {
         "nothing of it was written, and what was there before is there still"
     } else {
@@ -236,8 +236,8 @@ mod tests {
 
     #[test]
     fn who_was_refused_for_want_of_room_is_not_told_of_what_was_not_written() {
-        let why = |code| Why::Refused { code, reason: "has no room".into() };
-        let said = |have, all: &[Why]| {
+        let why = |code| LossReason::Refused { code, reason: "has no room".into() };
+        let said = |have, all: &[LossReason]| {
             let lost = all.iter().map(|why| Lost { server: "a".into(), why: why.clone() }).collect();
             let name = BlobName::new("blob").expect("a fair name");
             Error::NoQuorum { name, have, need: 2, lost }.to_string()
@@ -245,7 +245,8 @@ mod tests {
         assert!(
             said(0, &[why(Code::Full), why(Code::Full)]).ends_with("what was there before is there still")
         );
-        for (have, all) in [(1, vec![why(Code::Full)]), (0, vec![why(Code::Full), Why::Silent]), (0, vec![])]
+        for (have, all) in
+            [(1, vec![why(Code::Full)]), (0, vec![why(Code::Full), LossReason::Silent]), (0, vec![])]
         {
             assert!(said(have, &all).ends_with("this one or the one before"), "{have}, {all:?}");
         }

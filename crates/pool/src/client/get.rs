@@ -9,7 +9,7 @@ use std::io::{self, Read};
 use std::time::{Duration, Instant};
 
 use super::link::{self, Happened, Tag};
-use super::{Client, Error, Lost, News, Options, ServerIndex, Why};
+use super::{Client, Error, LossReason, Lost, News, Options, ServerIndex};
 use crate::blob::{BlobName, Digest, DigestHasher, Version};
 use crate::proto::{Code, RemoteExtent, Reply, Request};
 use crate::quorum::Reading;
@@ -172,7 +172,9 @@ impl Client {
                 let mut reader = match self.open(server, name) {
                     Ok(reader) => reader,
                     // It was deleted just now.
-                    Err(Lost { why: Why::Refused { code: Code::NotFound, .. }, .. }) => continue 'again,
+                    Err(Lost { why: LossReason::Refused { code: Code::NotFound, .. }, .. }) => {
+                        continue 'again;
+                    }
                     Err(why) => {
                         lost.push(why);
                         continue;
@@ -245,7 +247,7 @@ impl Client {
                     other.close(self);
                     return Ok(false);
                 }
-                Err(Lost { why: Why::Refused { code: Code::NotFound, .. }, .. }) => return Ok(false),
+                Err(Lost { why: LossReason::Refused { code: Code::NotFound, .. }, .. }) => return Ok(false),
                 Err(lost) => {
                     why = lost.to_string();
                     continue;
@@ -268,7 +270,9 @@ impl Client {
             let request = Request::Delete { name: name.clone(), version: reading.version };
             match self.request(server, request) {
                 Ok(Reply::Committed { .. }) => done += 1,
-                Err(Lost { why: Why::Refused { code: Code::Superseded, .. }, .. }) => return Ok(false),
+                Err(Lost { why: LossReason::Refused { code: Code::Superseded, .. }, .. }) => {
+                    return Ok(false);
+                }
                 Ok(other) => why.push(self.nonsense(server, other)),
                 Err(lost) => why.push(lost),
             }
@@ -295,7 +299,7 @@ impl Download {
         }
         let room: u64 = extents.iter().fold(0, |sum, e| sum.saturating_add(e.len));
         if room < len {
-            return Err(client.lose(server, Why::Nonsense));
+            return Err(client.lose(server, LossReason::Nonsense));
         }
         Ok(Self {
             server,
@@ -331,7 +335,7 @@ impl Download {
         if self.handed_out == self.len {
             if !self.verified && self.hasher.finish() != self.digest {
                 // The server is sound otherwise: other blobs can be had from it.
-                return Err(Lost { server: client.name(self.server).to_owned(), why: Why::Damaged });
+                return Err(Lost { server: client.name(self.server).to_owned(), why: LossReason::Damaged });
             }
             self.verified = true;
             return Ok(0);

@@ -17,7 +17,7 @@ use remanence_service::client::{Endpoint, Reactor};
 use remanence_verbs::{ConnectAttr, Connection, Error as VerbsError, Mr, Pd, Qp};
 use remanence_wire::Rkey;
 
-use super::error::Why;
+use super::error::LossReason;
 use crate::auth::{Side, Token};
 use crate::proto::{Code, MAX_MESSAGE, PoolInfo, Purpose, Reply, Request, WINDOW};
 
@@ -100,7 +100,7 @@ impl Desk<'_> {
         caps: QpCaps,
         attr: &ConnectAttr,
         purpose: &Purpose,
-    ) -> Result<Half, Why> {
+    ) -> Result<Half, LossReason> {
         let endpoint = self.reactor.endpoint(self.pd, caps).map_err(local)?;
         let connection = Connection::connect(endpoint.qp(), address, attr, &purpose.emit(), Some(self.limit))
             .map_err(refusal)?;
@@ -111,25 +111,25 @@ impl Desk<'_> {
 /// The tag of requests whose replies nobody waits for.
 const NOBODY: Tag = u64::MAX;
 
-fn local(error: impl std::fmt::Display) -> Why {
-    Why::Local(error.to_string())
+fn local(error: impl std::fmt::Display) -> LossReason {
+    LossReason::Local(error.to_string())
 }
 
 /// A rejection carries the server's own sentence.
-fn refusal(error: VerbsError) -> Why {
+fn refusal(error: VerbsError) -> LossReason {
     if let VerbsError::Rejected { private_data, .. } = &error {
         let text: Vec<u8> = private_data.iter().copied().take_while(|byte| *byte != 0).collect();
         if let Some(reason) = String::from_utf8(text).ok().filter(|text| !text.is_empty()) {
             let reason = format!("refused the connection: {}", crate::proto::sentence(&reason));
-            return Why::Refused { code: Code::Refused, reason };
+            return LossReason::Refused { code: Code::Refused, reason };
         }
     }
-    Why::Unreachable(error.to_string())
+    LossReason::Unreachable(error.to_string())
 }
 
 impl Link {
     /// Connects the control QP, proves the token both ways, then connects the data QP.
-    fn open(desk: Desk<'_>, (name, address): &(String, SocketAddr)) -> Result<Self, Why> {
+    fn open(desk: Desk<'_>, (name, address): &(String, SocketAddr)) -> Result<Self, LossReason> {
         let caps = QpCaps {
             max_send_wr: SENDS as u32,
             max_recv_wr: WINDOW as u32,
@@ -168,15 +168,18 @@ impl Link {
             Reply::Challenge { nonce, fingerprint } => (nonce, fingerprint),
             other => return Err(unexpected(other)),
         };
-        let token =
-            desk.tokens.iter().find(|token| token.fingerprint() == fingerprint).ok_or(Why::WrongToken)?;
+        let token = desk
+            .tokens
+            .iter()
+            .find(|token| token.fingerprint() == fingerprint)
+            .ok_or(LossReason::WrongToken)?;
         let proof = Side::Client.prove(token, &nonce, &theirs);
         let (proof, ticket, info) = match this.converse(Request::Authenticate { proof }, desk.limit)? {
             Reply::Welcome { proof, ticket, info } => (proof, ticket, info),
             other => return Err(unexpected(other)),
         };
         if !Side::Server.verify(token, &nonce, &theirs, &proof) {
-            return Err(Why::Impostor);
+            return Err(LossReason::Impostor);
         }
         this.info = info;
         let caps = QpCaps { max_send_wr: DATA_DEPTH as u32, max_recv_wr: 1, ..caps };
@@ -188,14 +191,14 @@ impl Link {
     }
 
     /// Sends a request and waits for its reply.
-    fn converse(&mut self, request: Request, limit: Duration) -> Result<Reply, Why> {
+    fn converse(&mut self, request: Request, limit: Duration) -> Result<Reply, LossReason> {
         let end = Instant::now() + limit;
         self.ask(request, 0)?;
         let mut happened = Vec::new();
         loop {
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(Why::Silent);
+                return Err(LossReason::Silent);
             }
             self.completions.clear();
             self.control.endpoint.wait(&mut self.completions, Some(left)).map_err(local)?;
@@ -208,7 +211,7 @@ impl Link {
 
     /// Takes what has completed on the link, and asks a server that is silent for a sign of life. What happened before the link
     /// failed is told as well.
-    pub(super) fn look(&mut self, happened: &mut Vec<Happened>) -> Result<(), Why> {
+    pub(super) fn look(&mut self, happened: &mut Vec<Happened>) -> Result<(), LossReason> {
         self.completions.clear();
         for half in [Some(&self.control), self.data.as_ref()].into_iter().flatten() {
             half.endpoint.take(&mut self.completions);
@@ -217,7 +220,7 @@ impl Link {
         if self.control.endpoint.take_due() { self.due() } else { Ok(()) }
     }
 
-    fn take(&mut self, happened: &mut Vec<Happened>) -> Result<(), Why> {
+    fn take(&mut self, happened: &mut Vec<Happened>) -> Result<(), LossReason> {
         let completions = std::mem::take(&mut self.completions);
         let outcome = completions.iter().try_for_each(|wc| {
             happened.extend(self.completed(wc)?);
@@ -228,7 +231,7 @@ impl Link {
     }
 
     /// Sends a request, or keeps it until the server may be asked.
-    pub(super) fn ask(&mut self, request: Request, tag: Tag) -> Result<(), Why> {
+    pub(super) fn ask(&mut self, request: Request, tag: Tag) -> Result<(), LossReason> {
         self.unsent.push_back((request, tag));
         self.push()?;
         self.watch(Instant::now());
@@ -236,11 +239,11 @@ impl Link {
     }
 
     /// As [`Link::ask`], when the reply does not matter.
-    pub(super) fn tell(&mut self, request: Request) -> Result<(), Why> {
+    pub(super) fn tell(&mut self, request: Request) -> Result<(), LossReason> {
         self.ask(request, NOBODY)
     }
 
-    fn push(&mut self) -> Result<(), Why> {
+    fn push(&mut self) -> Result<(), LossReason> {
         while self.unanswered.len() < WINDOW
             && let Some(slot) = self.free_sends.last().copied()
             && let Some((request, tag)) = self.unsent.pop_front()
@@ -284,27 +287,30 @@ impl Link {
     }
 
     /// WRITEs from our memory.
-    pub(super) fn write(&mut self, from: Sge, addr: u64, rkey: u32, tag: Tag) -> Result<(), Why> {
+    pub(super) fn write(&mut self, from: Sge, addr: u64, rkey: u32, tag: Tag) -> Result<(), LossReason> {
         let to = RemoteAddr { addr, rkey: Rkey(rkey) };
         self.post(SendOp::Write(to), &[from], tag)
     }
 
     /// READs into our memory.
-    pub(super) fn read(&mut self, to: Sge, addr: u64, rkey: u32, tag: Tag) -> Result<(), Why> {
+    pub(super) fn read(&mut self, to: Sge, addr: u64, rkey: u32, tag: Tag) -> Result<(), LossReason> {
         let from = RemoteAddr { addr, rkey: Rkey(rkey) };
         self.post(SendOp::Read(from), &[to], tag)
     }
 
     /// FLUSHes a range, with persistence where the server's pool can have it.
-    pub(super) fn flush(&mut self, addr: u64, len: u64, rkey: u32, tag: Tag) -> Result<(), Why> {
-        let placement = if self.info.guarantee.is_durable() { Placement::Persistence } else { Placement::GlobalVisibility };
-        let len = u32::try_from(len).map_err(|_| Why::Nonsense)?;
+    pub(super) fn flush(&mut self, addr: u64, len: u64, rkey: u32, tag: Tag) -> Result<(), LossReason> {
+        let placement = match self.info.guarantee.is_durable() {
+            true => Placement::Persistence,
+            false => Placement::GlobalVisibility,
+        };
+        let len = u32::try_from(len).map_err(|_| LossReason::Nonsense)?;
         let remote = RemoteAddr { addr, rkey: Rkey(rkey) };
         self.post(SendOp::Flush { remote, len, placement, selectivity: Selectivity::Range }, &[], tag)
     }
 
     /// Any operation on the data QP.
-    pub(super) fn post(&mut self, op: SendOp, sges: &[Sge], tag: Tag) -> Result<(), Why> {
+    pub(super) fn post(&mut self, op: SendOp, sges: &[Sge], tag: Tag) -> Result<(), LossReason> {
         assert!(self.budget() > 0, "the caller keeps to the budget");
         let wr = SendWr { wr_id: 0, op, data: Data::Sges(sges), flags: SendFlags::SIGNALED, ud: None };
         self.data_qp().post_send(&wr).map_err(local)?;
@@ -318,16 +324,16 @@ impl Link {
     }
 
     /// Takes a completion of one of this link's QPs.
-    fn completed(&mut self, wc: &Wc) -> Result<Option<Happened>, Why> {
+    fn completed(&mut self, wc: &Wc) -> Result<Option<Happened>, LossReason> {
         match wc.status {
             WcStatus::Success => {}
-            WcStatus::RetryExcErr | WcStatus::RnrRetryExcErr => return Err(Why::Silent),
-            WcStatus::WrFlushErr => return Err(Why::Left),
-            other => return Err(Why::Access(other.to_string())),
+            WcStatus::RetryExcErr | WcStatus::RnrRetryExcErr => return Err(LossReason::Silent),
+            WcStatus::WrFlushErr => return Err(LossReason::Left),
+            other => return Err(LossReason::Access(other.to_string())),
         }
         self.heard = Instant::now();
         if wc.qpn != self.control.qp().qpn() {
-            let tag = self.in_flight.pop_front().ok_or(Why::Nonsense)?;
+            let tag = self.in_flight.pop_front().ok_or(LossReason::Nonsense)?;
             return Ok(Some(Happened::Completed(tag)));
         }
         if wc.opcode != WcOpcode::Recv {
@@ -338,8 +344,8 @@ impl Link {
         let mut message = vec![0; wc.byte_len as usize];
         self.buffers.region().read(wc.wr_id * MAX_MESSAGE as u64, &mut message);
         self.post_recv(wc.wr_id).map_err(local)?;
-        let (number, reply) = Reply::parse(&message).map_err(|_| Why::Nonsense)?;
-        let tag = self.unanswered.remove(&number).ok_or(Why::Nonsense)?;
+        let (number, reply) = Reply::parse(&message).map_err(|_| LossReason::Nonsense)?;
+        let tag = self.unanswered.remove(&number).ok_or(LossReason::Nonsense)?;
         (self.answered, self.late) = (self.heard, false);
         self.push()?;
         if tag == NOBODY {
@@ -368,12 +374,12 @@ impl Link {
 
     /// Asks a silent server for a sign of life. The acknowledgement of the SEND is one already, of its device; the reply shows that its
     /// program is not stuck, and it is given up if nothing is answered in time.
-    fn due(&mut self) -> Result<(), Why> {
+    fn due(&mut self) -> Result<(), LossReason> {
         self.watched = false;
         let now = Instant::now();
         if !self.unanswered.is_empty() && now >= self.answered + self.answer_limit {
             if self.late {
-                return Err(Why::Stuck(self.answer_limit));
+                return Err(LossReason::Stuck(self.answer_limit));
             }
             self.late = true;
         }
@@ -387,11 +393,11 @@ impl Link {
 }
 
 /// A reply that does not fit the request: a refusal, or nonsense.
-pub(super) fn unexpected(reply: Reply) -> Why {
+pub(super) fn unexpected(reply: Reply) -> LossReason {
     match reply {
-        Reply::Refused { code: Code::WrongToken, .. } => Why::WrongToken,
-        Reply::Refused { code, reason } => Why::Refused { code, reason },
-        _ => Why::Nonsense,
+        Reply::Refused { code: Code::WrongToken, .. } => LossReason::WrongToken,
+        Reply::Refused { code, reason } => LossReason::Refused { code, reason },
+        _ => LossReason::Nonsense,
     }
 }
 
@@ -405,7 +411,7 @@ impl Drop for Link {
 }
 
 /// Opens links to several servers at once: each by a thread of its own, as one that does not answer takes seconds.
-pub(super) fn open_all(desk: Desk<'_>, servers: &[(String, SocketAddr)]) -> Vec<Result<Link, Why>> {
+pub(super) fn open_all(desk: Desk<'_>, servers: &[(String, SocketAddr)]) -> Vec<Result<Link, LossReason>> {
     std::thread::scope(|scope| {
         let opening: Vec<_> =
             servers.iter().map(|server| scope.spawn(move || Link::open(desk, server))).collect();

@@ -6,7 +6,7 @@ use remanence_rnic::{Placement, RemoteAddr, Selectivity, SendOp};
 use remanence_wire::Rkey;
 
 use super::link::Happened;
-use super::{Client, Lost, News, ServerIndex, Why};
+use super::{Client, LossReason, Lost, News, ServerIndex};
 use crate::proto::{RemoteExtent, Reply, Request};
 
 /// An operation that can be measured.
@@ -89,7 +89,8 @@ impl Client {
                     Ok(Scratch { server, reservation, remote: *remote, client: self })
                 }
                 _ => {
-                    let why = Why::Local("the pool is too fragmented for so much scratch memory".into());
+                    let why =
+                        LossReason::Local("the pool is too fragmented for so much scratch memory".into());
                     Err(Lost { server: self.name(server).to_owned(), why })
                 }
             },

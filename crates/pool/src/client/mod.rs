@@ -28,7 +28,7 @@ use remanence_service::client::{Came, Reactor, Waiter};
 use remanence_verbs::{Context, Mr};
 
 pub use asynch::AsyncClient;
-pub use error::{Error, Lost, Why};
+pub use error::{Error, LossReason, Lost};
 pub use get::{BlobReader, Got};
 use link::{Desk, Happened, Link, Tag};
 pub use put::{Event, PutReport, Source, Upload};
@@ -306,7 +306,7 @@ impl Client {
             match self.request(server, Request::Delete { name: name.clone(), version }) {
                 Ok(Reply::Committed { .. }) => have += 1,
                 // Somebody put it anew at the same time.
-                Err(Lost { why: Why::Refused { code: Code::Superseded, .. }, .. }) => have += 1,
+                Err(Lost { why: LossReason::Refused { code: Code::Superseded, .. }, .. }) => have += 1,
                 Ok(other) => drop(self.nonsense(server, other)),
                 Err(lost) => refused.push(lost),
             }
@@ -399,7 +399,7 @@ impl Client {
     fn on<T>(
         &mut self,
         server: ServerIndex,
-        act: impl FnOnce(&mut Link) -> Result<T, Why>,
+        act: impl FnOnce(&mut Link) -> Result<T, LossReason>,
     ) -> Result<T, Lost> {
         match &mut self.seats[server] {
             Seat::Lost(lost) => Err(lost.clone()),
@@ -417,7 +417,7 @@ impl Client {
         }
     }
 
-    fn lose(&mut self, server: ServerIndex, why: Why) -> Lost {
+    fn lose(&mut self, server: ServerIndex, why: LossReason) -> Lost {
         let lost = Lost { server: self.name(server).to_owned(), why };
         if let Seat::Live(_) = &self.seats[server] {
             // Dropping the link takes its QPs away: nothing reads or writes our memory for it any more.
@@ -430,7 +430,7 @@ impl Client {
     fn why_lost(&self, server: ServerIndex) -> Lost {
         match &self.seats[server] {
             Seat::Lost(lost) => lost.clone(),
-            Seat::Live(link) => Lost { server: link.name.clone(), why: Why::Nonsense },
+            Seat::Live(link) => Lost { server: link.name.clone(), why: LossReason::Nonsense },
         }
     }
 

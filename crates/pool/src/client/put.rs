@@ -18,7 +18,7 @@ use remanence_service::client::ReactorWaker;
 
 use super::link::{self, Happened, Tag};
 use super::transfer::{Act, BlobTransfer, End};
-use super::{Client, Error, Lost, News, ServerIndex, Why};
+use super::{Client, Error, LossReason, Lost, News, ServerIndex};
 use crate::blob::{BlobName, Digest, Version};
 use crate::proto::{Code, Reply, Request};
 use crate::quorum::Ballot;
@@ -651,7 +651,7 @@ impl Put<'_> {
 
     /// The server refused this blob, and can be used for others: what it reserved goes back to it once nothing of
     /// ours is on its way there any more. (A WRITE that arrived later would find its key closed, and end the QP.)
-    fn give_up(&mut self, id: u64, server: ServerIndex, why: Why) {
+    fn give_up(&mut self, id: u64, server: ServerIndex, why: LossReason) {
         let name = self.client.name(server).to_owned();
         let transfer = self.transfers.get_mut(&id).expect("the caller has it");
         transfer.lost.push(Lost { server: name, why });

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use super::get::Download;
 use super::put::{Event, Source, Upload};
-use super::{Client, Error, Lost, ServerIndex, Why};
+use super::{Client, Error, LossReason, Lost, ServerIndex};
 use crate::blob::{BlobName, Listing, State, Version};
 use crate::proto::{Code, Reply, Request};
 use crate::quorum::majority;
@@ -155,7 +155,7 @@ impl Client {
                 match self.request(0, Request::Delete { name, version }) {
                     Ok(Reply::Committed { .. }) => report.deleted += usize::from(difference.stale),
                     // Somebody put it anew at the same time.
-                    Err(Lost { why: Why::Refused { code: Code::Superseded, .. }, .. }) => {}
+                    Err(Lost { why: LossReason::Refused { code: Code::Superseded, .. }, .. }) => {}
                     Ok(other) => drop(self.nonsense(0, other)),
                     Err(lost) => return Err(Error::TooFew { have: 0, need: 1, lost: vec![lost] }),
                 }

@@ -74,7 +74,7 @@ pub enum ClientError {
     },
     /// No host was named, or there is no way to any.
     #[error("{0}")]
-    Nobody(String),
+    NoHost(String),
 }
 
 /// Debug is the sentence as well: it is what a program prints whose `main` returns the error.
@@ -116,7 +116,7 @@ impl Client {
         hosts: &[SocketAddr],
         options: ClientOptions,
     ) -> Result<Self, ClientError> {
-        Self::connect_on(&Reactor::new(context).map_err(nobody)?, hosts, options)
+        Self::connect_on(&Reactor::new(context).map_err(no_host)?, hosts, options)
     }
 
     fn connect_on(
@@ -125,7 +125,7 @@ impl Client {
         options: ClientOptions,
     ) -> Result<Self, ClientError> {
         if hosts.is_empty() {
-            return Err(nobody("no host was named; name all that may have the service"));
+            return Err(no_host("no host was named; name all that may have the service"));
         }
         let (reactor, hosts) = (reactor.clone(), hosts.to_vec());
         Ok(Self { reactor, hosts, options, at: 0, connection: None, session: None, number: 0 })
@@ -250,12 +250,12 @@ impl Client {
     }
 }
 
-fn nobody(why: impl std::fmt::Display) -> ClientError {
-    ClientError::Nobody(why.to_string())
+fn no_host(why: impl std::fmt::Display) -> ClientError {
+    ClientError::NoHost(why.to_string())
 }
 
 fn towards(hosts: &[SocketAddr]) -> Result<Context, ClientError> {
-    Context::towards_any(hosts.iter().map(SocketAddr::ip)).map_err(nobody)
+    Context::towards_any(hosts.iter().map(SocketAddr::ip)).map_err(no_host)
 }
 
 /// A client of a replicated service, for programs that do not wait: a future for each command, for any executor. Clones are the same client.
@@ -289,9 +289,9 @@ impl AsyncClient {
     /// # Errors
     /// No host is named, or there is no way from here to any of them; or the system refuses a thread.
     pub fn connect_to(hosts: &[SocketAddr], options: ClientOptions) -> Result<Self, ClientError> {
-        let reactor = Reactor::new(&towards(hosts)?).map_err(nobody)?;
+        let reactor = Reactor::new(&towards(hosts)?).map_err(no_host)?;
         let this = Self::connect(&reactor, hosts, options)?;
-        Ok(Self { _background: Some(Arc::new(reactor.in_background().map_err(nobody)?)), ..this })
+        Ok(Self { _background: Some(Arc::new(reactor.in_background().map_err(no_host)?)), ..this })
     }
 
     /// The same on a reactor that others may share. It goes on while some thread waits for that: [`Reactor::in_background`], or

@@ -259,7 +259,7 @@ impl<'a, S: Store> Call<'a, S> {
             return Ok(ClientType::Listens);
         }
         if ["master", "slave", "replica"].iter().any(|kind| self.is(index, kind)) {
-            return Ok(ClientType::Nobody);
+            return Ok(ClientType::Server);
         }
         let mut text = b"ERR Unknown client type '".to_vec();
         text.extend(c_string(self.word(index)));
@@ -381,7 +381,7 @@ enum ClientType {
     /// It has subscribed to something.
     Listens,
     /// Other servers, of which there are none.
-    Nobody,
+    Server,
 }
 
 impl ClientType {
@@ -389,7 +389,7 @@ impl ClientType {
         match self {
             Self::Normal => !peer.listens(),
             Self::Listens => peer.listens(),
-            Self::Nobody => false,
+            Self::Server => false,
         }
     }
 }

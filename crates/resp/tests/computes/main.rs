@@ -2,6 +2,5 @@
 //! at once. `cargo xtask test` runs each of them as a program of its own.
 
 mod channels;
-mod corpus;
 mod joint;
 mod split;

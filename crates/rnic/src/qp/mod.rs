@@ -291,7 +291,8 @@ impl Qp {
         }
     }
 
-    /// Panics if the QP's books do not balance. For tests and fuzzing.
+    /// Panics if the QP's books do not balance.
+    #[cfg(any(test, fuzzing))]
     pub(crate) fn audit(&self) {
         let (sq, req) = (&self.sq, &self.requester);
         let from_head = |at: u32| at.wrapping_sub(sq.head);

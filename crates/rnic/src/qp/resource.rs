@@ -215,7 +215,8 @@ impl Resources {
         self.ring.iter().position(|entry| entry.progress == Progress::Flushing(id))
     }
 
-    /// Panics if the count of open entries is wrong, or PSNs are out of order. For tests and fuzzing.
+    /// Panics if the count of open entries is wrong, or PSNs are out of order.
+    #[cfg(any(test, fuzzing))]
     pub(crate) fn audit(&self) {
         let open = self.ring.iter().filter(|entry| entry.progress != Progress::Closed).count();
         assert_eq!(open, self.open);

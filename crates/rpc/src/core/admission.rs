@@ -83,7 +83,7 @@ pub(super) enum Attempt {
     /// It waits for the challenge.
     Asking(Nonce),
     /// It waits to be accepted.
-    Proving { bond: Box<Transcript>, credential: Box<[u8]> },
+    Proving { transcript: Box<Transcript>, credential: Box<[u8]> },
 }
 
 #[cfg(test)]
@@ -95,14 +95,14 @@ mod tests {
     #[test]
     fn a_proof_is_bound_to_all_that_names_the_conversation() {
         let header = Repr::Refuse { session: 1, key: 2, why: Refusal::Full };
-        let bond = |change: fn(&mut Transcript)| {
+        let transcript = |change: fn(&mut Transcript)| {
             let token = Token::new("correct-horse-battery").expect("a fair token");
             let ends = Ends { client: address(1), server: address(2).qpn };
-            let mut bond = Transcript { token, client: [1; 32], server: [2; 32], ends };
-            change(&mut bond);
-            bond
+            let mut transcript = Transcript { token, client: [1; 32], server: [2; 32], ends };
+            change(&mut transcript);
+            transcript
         };
-        let ours = bond(|_| {});
+        let ours = transcript(|_| {});
         let (answer, seal) = (ours.answer(&header), ours.seal(&header));
         let proof = answer.last_chunk().expect("a proof");
         assert!(ours.is_answered(&header, proof) && ours.is_sealed(&header, &seal));
@@ -111,15 +111,15 @@ mod tests {
             "each side has its own"
         );
         let others: [fn(&mut Transcript); 6] = [
-            |bond| bond.token = Token::new("correct-horse-batterz").expect("a fair token"),
-            |bond| bond.client[31] ^= 1,
-            |bond| bond.server[31] ^= 1,
-            |bond| bond.ends.client.gid = address(3).gid,
-            |bond| bond.ends.client.qpn = address(3).qpn,
-            |bond| bond.ends.server = address(3).qpn,
+            |transcript| transcript.token = Token::new("correct-horse-batterz").expect("a fair token"),
+            |transcript| transcript.client[31] ^= 1,
+            |transcript| transcript.server[31] ^= 1,
+            |transcript| transcript.ends.client.gid = address(3).gid,
+            |transcript| transcript.ends.client.qpn = address(3).qpn,
+            |transcript| transcript.ends.server = address(3).qpn,
         ];
         for (n, change) in others.into_iter().enumerate() {
-            let other = bond(change);
+            let other = transcript(change);
             assert!(!other.is_answered(&header, proof) && !other.is_sealed(&header, &seal), "{n}");
         }
         let header = Repr::Refuse { session: 1, key: 3, why: Refusal::Full };

@@ -729,8 +729,8 @@ impl<B: Buffers> Endpoint<B> {
             from.gid.to_ip(),
             &credential,
             |token, client, server| {
-                let bond = Transcript { token: token.clone(), client: *client, server: *server, ends };
-                bond.is_answered(repr, proof)
+                let transcript = Transcript { token: token.clone(), client: *client, server: *server, ends };
+                transcript.is_answered(repr, proof)
             },
         );
         match verdict {
@@ -742,7 +742,7 @@ impl<B: Buffers> Endpoint<B> {
         }
     }
 
-    fn on_admitted(&mut self, now: Instant, from: Address, hello: Hello, bond: Option<Transcript>) {
+    fn on_admitted(&mut self, now: Instant, from: Address, hello: Hello, transcript: Option<Transcript>) {
         let Hello { session, key, incarnation, capacity, credits } = hello;
         let here: Vec<(u64, u32)> = self
             .clients
@@ -771,11 +771,11 @@ impl<B: Buffers> Endpoint<B> {
         let drawn = self.draw();
         let number = self.insert(now, from, drawn, capacity.into(), Half::Server(Box::new(server)));
         self.clients.insert((from, incarnation, session), number);
-        if let Some(bond) = bond
+        if let Some(transcript) = transcript
             && let Some((_, accept)) = self.acceptance(number, true)
             && let Some(Session { half: Half::Server(server), .. }) = self.at(number)
         {
-            server.seal = Some(bond.seal(&accept));
+            server.seal = Some(transcript.seal(&accept));
         }
         self.settle(number);
         self.events.push_back(Event::Accepted { session: self.id(number), peer: from });
@@ -823,9 +823,9 @@ impl<B: Buffers> Endpoint<B> {
             return;
         };
         let ends = Ends { client: client.own, server: from.qpn };
-        let bond = Box::new(Transcript { token, client: *nonce, server, ends });
-        let credential = bond.answer(&prove(hello)).into();
-        (*attempt, *retry_at) = (Attempt::Proving { bond, credential }, now);
+        let transcript = Box::new(Transcript { token, client: *nonce, server, ends });
+        let credential = transcript.answer(&prove(hello)).into();
+        (*attempt, *retry_at) = (Attempt::Proving { transcript, credential }, now);
         self.on_time(now, session);
     }
 
@@ -845,8 +845,8 @@ impl<B: Buffers> Endpoint<B> {
             Refusal::Late => {
                 // With the same nonce: a challenge that is still on its way answers both. When its time comes, that the
                 // two do not go in circles as fast as they can.
-                if let Attempt::Proving { bond, .. } = &attempt {
-                    *attempt = Attempt::Asking(bond.client);
+                if let Attempt::Proving { transcript, .. } = &attempt {
+                    *attempt = Attempt::Asking(transcript.client);
                 }
                 self.stats.stale += 1;
                 return;
@@ -884,9 +884,9 @@ impl<B: Buffers> Endpoint<B> {
         let believed = match attempt {
             Attempt::Plain => !sealed,
             Attempt::Asking(_) => false,
-            Attempt::Proving { bond, .. } => {
+            Attempt::Proving { transcript, .. } => {
                 let seal = credential[..SEAL_LEN].first_chunk().expect("as long as a proof");
-                sealed && bond.is_sealed(repr, seal)
+                sealed && transcript.is_sealed(repr, seal)
             }
         };
         let makes_sense = capacity >= CAPACITY_MIN.min(ours) && capacity <= ours && credits > 0;

@@ -407,15 +407,15 @@ impl Reactor {
         state.needed = needed;
         let (at, born) = state.enter(Some(qp.qpn()));
         drop(state);
-        let place = Place { reactor: self.clone(), at, born };
-        Ok(Endpoint { qp: Some(qp), place, share })
+        let registration = Registration { reactor: self.clone(), at, born };
+        Ok(Endpoint { qp: Some(qp), registration, share })
     }
 
     /// A deadline that is no session's, for a task.
     #[must_use]
     pub fn timer(&self) -> Timer {
         let (at, born) = self.inner.lock().enter(None);
-        Timer { place: Place { reactor: self.clone(), at, born }, due: None }
+        Timer { registration: Registration { reactor: self.clone(), at, born }, due: None }
     }
 
     /// A future that takes no longer than this: what it came to, or `None` when the time was over first; then it was dropped.
@@ -581,13 +581,13 @@ impl Waiter {
 
 /// Where the reactor knows a session or a timer. Dropped, it gives that up.
 #[derive(Debug)]
-struct Place {
+struct Registration {
     reactor: Reactor,
     at: usize,
     born: u64,
 }
 
-impl Place {
+impl Registration {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.reactor.inner.lock()
     }
@@ -617,7 +617,7 @@ impl Slot {
     }
 }
 
-impl Drop for Place {
+impl Drop for Registration {
     fn drop(&mut self) {
         let mut state = self.lock();
         state.deadlines.set(self.at, None);
@@ -634,7 +634,7 @@ impl Drop for Place {
 /// A deadline for a task, on a reactor: see [`Reactor::timer`].
 #[derive(Debug)]
 pub struct Timer {
-    place: Place,
+    registration: Registration,
     due: Option<Instant>,
 }
 
@@ -643,15 +643,15 @@ impl Timer {
     pub fn set(&mut self, at: Option<Instant>) {
         if self.due != at {
             self.due = at;
-            self.place.set_deadline(at);
+            self.registration.set_deadline(at);
         }
     }
 
     /// Ready once when its time is over, as far as a thread that waits has seen; it has to be set again then. Until then the task
     /// is woken by that thread.
     pub fn poll_over(&mut self, task: &Task<'_>) -> Poll<()> {
-        let mut state = self.place.lock();
-        let slot = state.slot(self.place.at);
+        let mut state = self.registration.lock();
+        let slot = state.slot(self.registration.at);
         if std::mem::take(&mut slot.is_due) {
             self.due = None;
             return Poll::Ready(());
@@ -666,7 +666,7 @@ impl Timer {
 pub struct Endpoint {
     /// `None` when it goes.
     qp: Option<Qp>,
-    place: Place,
+    registration: Registration,
     share: u32,
 }
 
@@ -674,7 +674,7 @@ impl Endpoint {
     /// The reactor that the session is on.
     #[must_use]
     pub fn reactor(&self) -> &Reactor {
-        &self.place.reactor
+        &self.registration.reactor
     }
 
     /// The QP, which the session connects and posts to.
@@ -686,7 +686,7 @@ impl Endpoint {
     /// Moves the completions that lie in the session's inbox to `out`, and says how many: for whoever was told of them by a
     /// [`Waiter`], or as a task.
     pub fn take(&self, out: &mut Vec<Wc>) -> usize {
-        self.place.lock().take(self.place.at, out)
+        self.registration.lock().take(self.registration.at, out)
     }
 
     /// Moves the completions that have come to `out`, and says how many. If there are none, and nobody waits for them, this thread
@@ -697,7 +697,7 @@ impl Endpoint {
     pub fn poll(&self, out: &mut Vec<Wc>) -> Result<usize, CqError> {
         let inner = &*self.reactor().inner;
         let mut state = inner.lock();
-        let n = state.take(self.place.at, out);
+        let n = state.take(self.registration.at, out);
         if n > 0 || state.is_led {
             return Ok(n);
         }
@@ -727,34 +727,34 @@ impl Endpoint {
     pub fn wait(&self, out: &mut Vec<Wc>, limit: Option<Duration>) -> Result<usize, CqError> {
         let from = out.len();
         let end = limit.and_then(|limit| Instant::now().checked_add(limit));
-        let wants = Wants::Session { at: self.place.at, qpn: self.qp().qpn(), out };
+        let wants = Wants::Session { at: self.registration.at, qpn: self.qp().qpn(), out };
         self.reactor().inner.wait(wants, end)?;
         Ok(out.len() - from)
     }
 
     /// By when something is to have come for this session, for whoever waits for any of them.
     pub fn set_deadline(&self, at: Option<Instant>) {
-        self.place.set_deadline(at);
+        self.registration.set_deadline(at);
     }
 
     /// Whether its deadline has passed, as far as a thread that waits has seen. It is so once.
     pub fn take_due(&self) -> bool {
-        self.place.take_due()
+        self.registration.take_due()
     }
 
     /// For a task: ready when there is something to [poll](Self::poll) for, be it that the queue is broken, or the deadline has
     /// passed. Until then the task is woken by whichever thread waits; if there is none, [`Reactor::in_background`] is one.
     pub fn poll_ready(&self, task: &Task<'_>) -> Poll<()> {
-        let mut state = self.place.lock();
+        let mut state = self.registration.lock();
         let is_broken = state.is_broken;
-        let slot = state.slot(self.place.at);
+        let slot = state.slot(self.registration.at);
         if is_broken || !slot.inbox.is_empty() || slot.is_due { Poll::Ready(()) } else { slot.waits(task) }
     }
 
     /// What ends the present or the next [`wait`](Self::wait) of this session with nothing, from any thread.
     #[must_use]
     pub fn canceller(&self) -> Canceller {
-        let Place { reactor, at, born } = &self.place;
+        let Registration { reactor, at, born } = &self.registration;
         Canceller { inner: Arc::downgrade(&reactor.inner), at: *at, born: *born }
     }
 }
@@ -763,7 +763,7 @@ impl Drop for Endpoint {
     fn drop(&mut self) {
         // What the QP has in the queue goes with it.
         drop(self.qp.take());
-        self.place.lock().needed -= self.share;
+        self.registration.lock().needed -= self.share;
     }
 }
 

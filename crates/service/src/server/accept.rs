@@ -11,7 +11,7 @@ use remanence_verbs::{ConnectAttr, Connection, Cq, Incoming, Pd, QpOptions};
 use remanence_wire::Qpn;
 
 use super::Error;
-use super::bounds::{Claim, Place, Places};
+use super::bounds::{Claim, Permit, Permits};
 use super::control::Control;
 use super::session::{Opened, Session, SessionId, Spec};
 
@@ -68,7 +68,7 @@ pub trait Admit {
     /// What the service keeps for a session.
     type State;
 
-    /// Decides about a request. By `place` the share of the server's bounds is taken that a new session needs, when nothing else speaks
+    /// Decides about a request. By `claim` the share of the server's bounds is taken that a new session needs, when nothing else speaks
     /// against it: somebody may have to make room.
     ///
     /// # Errors
@@ -76,7 +76,7 @@ pub trait Admit {
     fn admit(
         &mut self,
         request: &Request<'_>,
-        place: Claim<'_>,
+        claim: Claim<'_>,
         workshop: &Workshop<'_>,
     ) -> Result<Decision<Self::State>, Refusal>;
 
@@ -104,14 +104,14 @@ impl Workshop<'_> {
     ///
     /// # Errors
     /// A bound is reached, or the device or the machine has no room.
-    pub fn open(&self, mut place: Place, spec: &Spec<'_>) -> Result<Box<Opened>, Error> {
+    pub fn open(&self, mut permit: Permit, spec: &Spec<'_>) -> Result<Box<Opened>, Error> {
         // Whatever all clients do at once, the queue does not overflow.
-        let completions = place.charge(spec.bytes(self.message), spec.completions())?;
+        let completions = permit.charge(spec.bytes(self.message), spec.completions())?;
         self.make_room(completions)?;
         let id = SessionId(self.next_id.fetch_add(1, Ordering::Relaxed));
         let caps = spec.caps();
         let qp = self.pd.create_qp(&QpOptions { caps, ..QpOptions::rc(self.cq) })?;
-        Opened::new(self.pd, qp, id, place, spec).map(Box::new)
+        Opened::new(self.pd, qp, id, permit, spec).map(Box::new)
     }
 
     /// Doubles the completion queue where it is too small. Only this thread does.
@@ -183,7 +183,7 @@ impl<S> Inbox<S> {
 pub(crate) fn decide<S>(
     admit: &mut impl Admit<State = S>,
     incoming: Incoming,
-    places: &Places,
+    permits: &Permits,
     workshop: &Workshop<'_>,
     inbox: &Inbox<S>,
     control: &Control,
@@ -196,7 +196,7 @@ pub(crate) fn decide<S>(
         qpn: asked.remote_qpn,
         private_data: incoming.private_data(),
     };
-    match admit.admit(&request, places.claim(peer, &|session| control.end(session)), workshop) {
+    match admit.admit(&request, permits.claim(peer, &|session| control.end(session)), workshop) {
         // A peer that cannot be told has taken its request back.
         Err(Refusal(words)) => {
             let _ = incoming.reject(&words);
@@ -209,7 +209,7 @@ pub(crate) fn decide<S>(
             let made = inbox.put(|| {
                 let connection = incoming.accept(&opened.qp, &opened.attr, &welcome)?;
                 let handshake = connection.handshake();
-                opened.place().is_half_open(id, move || handshake.is_half_open());
+                opened.permit().is_half_open(id, move || handshake.is_half_open());
                 let link = (*opened).into_link(connection, peer, Instant::now());
                 Ok(Arrival::Session(Box::new(Session { state, link })))
             });

@@ -1,11 +1,11 @@
 //! How much a server lets its clients have: sessions in all, sessions of one address, bytes of memory.
 //!
-//! A [`Place`] is taken before anything is done for a session, and nothing of one can be made without it. It is given back
+//! A [`Permit`] is taken before anything is done for a session, and nothing of one can be made without it. It is given back
 //! when it is dropped, which is after all that it stands for: the session's QP and its memory.
 //!
 //! Anybody can ask for a connection and never say more, under any address that packets are taken from: such a session is *half open*, for
-//! as long as the connection manager repeats its reply. It has a place, as the client may send as soon as it knows; but where there is none for the
-//! next who comes, the oldest that is half open gives its place up: one of the same address first, so that whoever asks without end
+//! as long as the connection manager repeats its reply. It has a permit, as the client may send as soon as it knows; but where there is none for the
+//! next who comes, the oldest that is half open gives its permit up: one of the same address first, so that whoever asks without end
 //! is in its own way. Sessions whose clients have said something never do.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -16,10 +16,10 @@ use std::time::{Duration, Instant};
 
 use super::session::SessionId;
 
-/// How long a half-open session has its place, whoever comes. A client that is there has said so by then, and is not pushed out by others,
+/// How long a half-open session has its permit, whoever comes. A client that is there has said so by then, and is not pushed out by others,
 /// however fast they come: these are refused.
 const KEPT: Duration = Duration::from_millis(50);
-/// How long the end of a session is waited for that has to give its place up. The serving thread needs a turn for it.
+/// How long the end of a session is waited for that has to give its permit up. The serving thread needs a turn for it.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The bounds of a server.
@@ -49,12 +49,12 @@ pub enum Full {
 
 /// Counts what is taken.
 #[derive(Clone, Debug)]
-pub(crate) struct Places(Arc<Counted>);
+pub(crate) struct Permits(Arc<Counted>);
 
 #[derive(Debug)]
 struct Counted {
     taken: Mutex<Taken>,
-    /// A place was given back.
+    /// A permit was given back.
     freed: Condvar,
 }
 
@@ -79,10 +79,10 @@ struct Taken {
     free: BTreeSet<u32>,
     next: u32,
     by_address: HashMap<IpAddr, u32>,
-    /// Those that were half open when they were looked at last, by the numbers of their places, the oldest first; and these by address.
+    /// Those that were half open when they were looked at last, by the numbers of their permits, the oldest first; and these by address.
     half_open: BTreeMap<u64, HalfOpen>,
     half_open_of: BTreeSet<(IpAddr, u64)>,
-    /// The number of the next place.
+    /// The number of the next permit.
     number: u64,
     bytes: u64,
     /// Completions that there may be at once, and the most that the device takes.
@@ -92,8 +92,8 @@ struct Taken {
 
 /// A session's share of the bounds, until it is dropped.
 #[derive(Debug)]
-pub struct Place {
-    places: Places,
+pub struct Permit {
+    permits: Permits,
     index: u32,
     /// Which of all that ever were.
     number: u64,
@@ -102,7 +102,7 @@ pub struct Place {
     completions: u32,
 }
 
-impl Places {
+impl Permits {
     pub(crate) fn new(bounds: Bounds, completions_max: u32) -> Self {
         let (free, by_address) = (BTreeSet::new(), HashMap::new());
         let (next, bytes, completions) = (0, 0, 0);
@@ -127,9 +127,9 @@ impl Places {
         self.0.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What somebody at that address needs to [take](Claim::take) a place. `end` ends a session.
+    /// What somebody at that address needs to [take](Claim::take) a permit. `end` ends a session.
     pub(crate) fn claim<'a>(&'a self, address: IpAddr, end: &'a dyn Fn(SessionId)) -> Claim<'a> {
-        Claim { places: self, address, end }
+        Claim { permits: self, address, end }
     }
 
     /// Bytes of buffers that are taken.
@@ -165,9 +165,9 @@ impl Taken {
     }
 }
 
-/// What is needed to take a place of a server, once it is known that a session is wanted.
+/// What is needed to take a permit of a server, once it is known that a session is wanted.
 pub struct Claim<'a> {
-    places: &'a Places,
+    permits: &'a Permits,
     address: IpAddr,
     end: &'a dyn Fn(SessionId),
 }
@@ -179,13 +179,13 @@ impl fmt::Debug for Claim<'_> {
 }
 
 impl Claim<'_> {
-    /// Takes a place, the free one with the lowest index. Where there is none, a session is ended that is half open.
+    /// Takes a permit, the free one with the lowest index. Where there is none, a session is ended that is half open.
     ///
     /// # Errors
     /// The bound that is reached.
-    pub fn take(self) -> Result<Place, Full> {
-        let Self { places, address, end } = self;
-        let mut taken = places.lock();
+    pub fn take(self) -> Result<Permit, Full> {
+        let Self { permits, address, end } = self;
+        let mut taken = permits.lock();
         while let Some(full) = taken.full(address) {
             let oldest = taken.oldest(address, full).ok_or(full)?;
             let half_open = taken.settle(oldest).expect("it is there");
@@ -195,9 +195,9 @@ impl Claim<'_> {
             if is_silent {
                 end(half_open.session);
             }
-            taken = places.lock();
+            taken = permits.lock();
             if is_silent {
-                let freed = &places.0.freed;
+                let freed = &permits.0.freed;
                 let waited = freed.wait_timeout_while(taken, PATIENCE, |taken| taken.full(address).is_some());
                 taken = waited.unwrap_or_else(PoisonError::into_inner).0;
                 if let Some(full) = taken.full(address) {
@@ -211,27 +211,34 @@ impl Claim<'_> {
         });
         *taken.by_address.entry(address).or_default() += 1;
         taken.number += 1;
-        Ok(Place { places: places.clone(), index, number: taken.number, address, bytes: 0, completions: 0 })
+        Ok(Permit {
+            permits: permits.clone(),
+            index,
+            number: taken.number,
+            address,
+            bytes: 0,
+            completions: 0,
+        })
     }
 }
 
-impl Place {
+impl Permit {
     /// The session that has it was accepted, and is half open as long as that says so.
     pub(crate) fn is_half_open(&self, session: SessionId, is_silent: impl Fn() -> bool + Send + 'static) {
         let (address, since) = (self.address, Instant::now());
         let half_open = HalfOpen { address, session, since, is_silent: Box::new(is_silent) };
-        let mut taken = self.places.lock();
+        let mut taken = self.permits.lock();
         taken.half_open.insert(self.number, half_open);
         taken.half_open_of.insert((address, self.number));
     }
 
     /// The client of the session that has it has said something.
     pub(crate) fn is_established(&self) {
-        let settled = self.places.lock().settle(self.number);
+        let settled = self.permits.lock().settle(self.number);
         drop(settled);
     }
 
-    /// Which of the server's places it is, below the number of sessions that there may be. Another session has the same only
+    /// Which of the server's permits it is, below the number of sessions that there may be. Another session has the same only
     /// after this one is gone.
     #[must_use]
     pub const fn index(&self) -> u32 {
@@ -240,7 +247,7 @@ impl Place {
 
     /// Takes so many bytes and completions more. Returns how many completions there may be in all.
     pub(crate) fn charge(&mut self, bytes: u64, completions: u32) -> Result<u32, Full> {
-        let mut taken = self.places.lock();
+        let mut taken = self.permits.lock();
         let has_room = bytes <= taken.bounds.bytes - taken.bytes
             && completions <= taken.completions_max - taken.completions;
         if !has_room {
@@ -254,9 +261,9 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for Permit {
     fn drop(&mut self) {
-        let mut taken = self.places.lock();
+        let mut taken = self.permits.lock();
         let settled = taken.settle(self.number);
         taken.bytes -= self.bytes;
         taken.completions -= self.completions;
@@ -269,7 +276,7 @@ impl Drop for Place {
         }
         drop(taken);
         drop(settled);
-        self.places.0.freed.notify_one();
+        self.permits.0.freed.notify_one();
     }
 }
 
@@ -283,9 +290,9 @@ mod tests {
         [10, 0, 0, last].into()
     }
 
-    impl Places {
+    impl Permits {
         /// Nobody is ended for it.
-        fn take(&self, address: IpAddr) -> Result<Place, Full> {
+        fn take(&self, address: IpAddr) -> Result<Permit, Full> {
             self.claim(address, &|session| panic!("{session:?} ends")).take()
         }
 
@@ -293,8 +300,8 @@ mod tests {
         fn take_from(
             &self,
             address: IpAddr,
-            all: &RefCell<Vec<Option<Place>>>,
-        ) -> (Result<Place, Full>, Option<u64>) {
+            all: &RefCell<Vec<Option<Permit>>>,
+        ) -> (Result<Permit, Full>, Option<u64>) {
             let ended = Cell::new(None);
             let end = |SessionId(session)| {
                 ended.set(Some(session));
@@ -320,75 +327,75 @@ mod tests {
 
     #[test]
     fn the_oldest_half_open_session_makes_room_one_of_the_same_address_first_and_no_other_does() {
-        let places = Places::new(Bounds { sessions: 4, each: 3, bytes: 0 }, 0);
+        let permits = Permits::new(Bounds { sessions: 4, each: 3, bytes: 0 }, 0);
         let all: Vec<_> =
-            [1, 2, 2, 2].iter().map(|&last| Some(places.take(address(last)).expect("room"))).collect();
-        for (session, place) in all.iter().flatten().enumerate() {
+            [1, 2, 2, 2].iter().map(|&last| Some(permits.take(address(last)).expect("room"))).collect();
+        for (session, permit) in all.iter().flatten().enumerate() {
             // The first of the second address has said something to the connection manager.
-            place.is_half_open(SessionId(session as u64), move || session != 1);
+            permit.is_half_open(SessionId(session as u64), move || session != 1);
         }
-        (0..4).for_each(|session| places.has_just_come(session));
+        (0..4).for_each(|session| permits.has_just_come(session));
         // The second one, to its server.
         all[2].as_ref().expect("it is there").is_established();
         let all = RefCell::new(all);
-        assert_eq!(places.take(address(3)).map(drop), Err(Full::Sessions), "they have just come");
-        assert_eq!(places.take(address(2)).map(drop), Err(Full::Address));
-        places.grow_old();
-        let (own, ended) = places.take_from(address(2), &all);
+        assert_eq!(permits.take(address(3)).map(drop), Err(Full::Sessions), "they have just come");
+        assert_eq!(permits.take(address(2)).map(drop), Err(Full::Address));
+        permits.grow_old();
+        let (own, ended) = permits.take_from(address(2), &all);
         assert_eq!(ended, Some(3), "the only one of its address that is half open");
         let own = own.expect("room");
-        assert_eq!(own.index(), 3, "the place that was given up");
-        assert_eq!(places.take(address(2)).map(drop), Err(Full::Address), "its others are established");
-        let (other, ended) = places.take_from(address(3), &all);
+        assert_eq!(own.index(), 3, "the permit that was given up");
+        assert_eq!(permits.take(address(2)).map(drop), Err(Full::Address), "its others are established");
+        let (other, ended) = permits.take_from(address(3), &all);
         assert_eq!(ended, Some(0), "the oldest of all");
         let other = other.expect("room");
-        assert_eq!(places.take(address(4)).map(drop), Err(Full::Sessions), "nobody is half open");
+        assert_eq!(permits.take(address(4)).map(drop), Err(Full::Sessions), "nobody is half open");
         own.is_half_open(SessionId(9), || true);
         drop((own, other, all));
-        let taken = places.lock();
+        let taken = permits.lock();
         assert!(taken.half_open.is_empty() && taken.half_open_of.is_empty() && taken.by_address.is_empty());
     }
 
     #[test]
     fn clients_of_one_address_that_come_at_once_are_not_in_each_other_s_way_while_strangers_fill_a_server() {
-        let places = Places::new(Bounds { sessions: 3, each: 3, bytes: 0 }, 0);
+        let permits = Permits::new(Bounds { sessions: 3, each: 3, bytes: 0 }, 0);
         let all: Vec<_> =
-            [1, 2, 3].iter().map(|&last| Some(places.take(address(last)).expect("room"))).collect();
-        for (session, place) in all.iter().flatten().enumerate() {
-            place.is_half_open(SessionId(session as u64), || true);
+            [1, 2, 3].iter().map(|&last| Some(permits.take(address(last)).expect("room"))).collect();
+        for (session, permit) in all.iter().flatten().enumerate() {
+            permit.is_half_open(SessionId(session as u64), || true);
         }
-        places.grow_old();
+        permits.grow_old();
         let all = RefCell::new(all);
-        let (first, ended) = places.take_from(address(9), &all);
+        let (first, ended) = permits.take_from(address(9), &all);
         assert_eq!(ended, Some(0), "the oldest of all");
         let first = first.expect("room");
         first.is_half_open(SessionId(9), || true);
-        places.has_just_come(9);
-        let (second, ended) = places.take_from(address(9), &all);
+        permits.has_just_come(9);
+        let (second, ended) = permits.take_from(address(9), &all);
         assert_eq!(ended, Some(1), "the first of the two has just come");
         drop((first, second.expect("room"), all));
     }
 
     #[test]
     fn each_bound_holds_alone_and_a_place_that_goes_makes_room() {
-        let places = Places::new(Bounds { sessions: 3, each: 2, bytes: 100 }, 50);
-        let mut first = places.take(address(1)).expect("room");
-        let second = places.take(address(1)).expect("room");
-        assert_eq!(places.take(address(1)).map(drop), Err(Full::Address));
-        let mut third = places.take(address(2)).expect("room for others");
-        assert_eq!(places.take(address(3)).map(drop), Err(Full::Sessions));
+        let permits = Permits::new(Bounds { sessions: 3, each: 2, bytes: 100 }, 50);
+        let mut first = permits.take(address(1)).expect("room");
+        let second = permits.take(address(1)).expect("room");
+        assert_eq!(permits.take(address(1)).map(drop), Err(Full::Address));
+        let mut third = permits.take(address(2)).expect("room for others");
+        assert_eq!(permits.take(address(3)).map(drop), Err(Full::Sessions));
         assert_eq!((first.index(), second.index(), third.index()), (0, 1, 2));
         assert_eq!(first.charge(60, 10), Ok(10));
         assert_eq!(third.charge(41, 1), Err(Full::Memory));
         assert_eq!(third.charge(1, 41), Err(Full::Memory));
         assert_eq!(third.charge(40, 40), Ok(50));
-        assert_eq!(places.bytes(), 100);
+        assert_eq!(permits.bytes(), 100);
         drop(first);
-        assert_eq!(places.bytes(), 40);
-        let again = places.take(address(1)).expect("room again");
+        assert_eq!(permits.bytes(), 40);
+        let again = permits.take(address(1)).expect("room again");
         assert_eq!(again.index(), 0, "the lowest that is free");
         drop((second, third, again));
-        let taken = places.lock();
+        let taken = permits.lock();
         assert!(
             taken.by_address.is_empty()
                 && taken.free.len() == 3

@@ -13,7 +13,7 @@ use remanence_wire::Qpn;
 
 use super::Error;
 use super::accept::{self, Admit, Arrival, COMPLETIONS, Inbox, Workshop};
-use super::bounds::{Bounds, Places};
+use super::bounds::{Bounds, Permits};
 use super::control::{Ask, Control, Stop};
 use super::session::{PROBE, RECEIVE, SendBuffers, Session, SessionId};
 use crate::Deadlines;
@@ -241,7 +241,7 @@ impl<S> Sessions<S> {
     }
 
     fn insert(&mut self, session: Box<Session<S>>) -> u32 {
-        let place = session.link.place().index();
+        let place = session.link.permit().index();
         self.by_qpn.insert(session.link.qp().qpn(), place);
         self.by_id.insert(session.link.id(), place);
         if self.all.len() <= place as usize {
@@ -272,7 +272,7 @@ pub struct Server {
     cq: Cq,
     capacity: AtomicU32,
     next_id: AtomicU64,
-    places: Places,
+    permits: Permits,
     control: Control,
     /// What it serves lies there.
     medium: Option<Region>,
@@ -298,7 +298,7 @@ impl Server {
             cq,
             capacity: AtomicU32::new(capacity),
             next_id: AtomicU64::new(1),
-            places: Places::new(options.bounds, most),
+            permits: Permits::new(options.bounds, most),
             control,
             medium: None,
         })
@@ -318,7 +318,7 @@ impl Server {
     #[must_use]
     pub fn bounded(mut self, bounds: Bounds, quiet: Option<Duration>) -> Self {
         (self.options.bounds, self.options.quiet) = (bounds, quiet);
-        self.places = Places::new(bounds, self.context.config().max_cqe);
+        self.permits = Permits::new(bounds, self.context.config().max_cqe);
         self
     }
 
@@ -343,7 +343,7 @@ impl Server {
     /// Bytes of message buffers that its sessions have.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.places.bytes()
+        self.permits.bytes()
     }
 
     /// Serves on this thread, and admits on another one, until it is stopped or the service says so. Then what was answered
@@ -397,13 +397,13 @@ impl Server {
     }
 
     fn accept<S>(&self, admit: &mut impl Admit<State = S>, inbox: &Inbox<S>, over: &AtomicBool) {
-        let Self { pd, cq, capacity, next_id, control, places, .. } = self;
+        let Self { pd, cq, capacity, next_id, control, permits, .. } = self;
         // If the service panics: a server that lets nobody in would not be noticed.
         let _over = Over { over, wakes: || control.wake() };
         let workshop = Workshop { pd, cq, capacity, next_id, message: self.options.message };
         while !over.load(Ordering::Acquire) {
             let Some(incoming) = self.listener.get_request(None) else { continue };
-            if accept::decide(admit, incoming, places, &workshop, inbox, control) {
+            if accept::decide(admit, incoming, permits, &workshop, inbox, control) {
                 control.wake();
             } else {
                 control.counters().refused.fetch_add(1, Ordering::Relaxed);
@@ -590,7 +590,7 @@ impl<V: Service> Serving<'_, V> {
         let number = wc.wr_id & !RECEIVE;
         session.link.received = number;
         if number == 1 {
-            session.link.place().is_established();
+            session.link.permit().is_established();
         }
         self.server.control.counters().messages.fetch_add(1, Ordering::Relaxed);
         let imm = (wc.opcode == WcOpcode::RecvRdmaWithImm).then(|| wc.imm.unwrap_or(0));

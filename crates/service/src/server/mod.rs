@@ -23,7 +23,7 @@ pub mod session;
 use std::fmt;
 
 pub use accept::{Admit, Decision, Refusal, Request, Workshop};
-pub use bounds::{Bounds, Claim, Full, Place};
+pub use bounds::{Bounds, Claim, Full, Permit};
 pub use control::{Control, Counters, Stop, Wakes};
 pub use live::{Between, Close, Lot, Message, Options, Server, Service, Sessions, Turn};
 pub use session::{Buffers, Link, Opened, Session, SessionId, Spec};

@@ -19,7 +19,7 @@ use remanence_rnic::{Access, Data, PostError, QpCaps, RecvWr, RemoteAddr, SendFl
 use remanence_verbs::{ConnectAttr, Connection, Mr, Pd, Qp};
 use remanence_wire::Rkey;
 
-use super::bounds::Place;
+use super::bounds::Permit;
 
 /// Messages that are not longer go without a buffer.
 const INLINE: usize = 256;
@@ -121,7 +121,7 @@ pub struct Opened {
     outbox: Outbox,
     pub(crate) qp: Qp,
     pub(crate) attr: ConnectAttr,
-    place: Place,
+    permit: Permit,
 }
 
 #[derive(Debug)]
@@ -184,7 +184,7 @@ impl Opened {
         pd: &Pd,
         qp: Qp,
         id: SessionId,
-        place: Place,
+        permit: Permit,
         spec: &Spec<'_>,
     ) -> Result<Self, super::Error> {
         let received = u64::from(spec.slots) * u64::from(spec.slot_size);
@@ -215,7 +215,7 @@ impl Opened {
             inline: 0,
             unheard: false,
         };
-        Ok(Self { id, ring, outbox, qp, attr: spec.attr, place })
+        Ok(Self { id, ring, outbox, qp, attr: spec.attr, permit })
     }
 
     /// The number of the session.
@@ -224,10 +224,10 @@ impl Opened {
         self.id
     }
 
-    /// Which of the server's places it has.
+    /// Which of the server's permits it has.
     #[must_use]
-    pub const fn place(&self) -> &Place {
-        &self.place
+    pub const fn permit(&self) -> &Permit {
+        &self.permit
     }
 
     /// Its receive buffers, one behind the other from the beginning. What is registered may have more.
@@ -237,7 +237,7 @@ impl Opened {
     }
 
     pub(crate) fn into_link(self, connection: Connection, peer: IpAddr, now: Instant) -> Link {
-        let Self { id, ring, outbox, place, .. } = self;
+        let Self { id, ring, outbox, permit, .. } = self;
         Link {
             id,
             peer,
@@ -253,7 +253,7 @@ impl Opened {
             cut: false,
             probing: false,
             heard: now,
-            place,
+            permit,
         }
     }
 }
@@ -279,7 +279,7 @@ pub struct Link {
     pub(crate) probing: bool,
     pub(crate) heard: Instant,
     /// The last to go.
-    place: Place,
+    permit: Permit,
 }
 
 /// A session as the service has it: what it keeps for it, and the server's part.
@@ -304,10 +304,10 @@ impl Link {
         self.peer
     }
 
-    /// Which of the server's places it has.
+    /// Which of the server's permits it has.
     #[must_use]
-    pub const fn place(&self) -> &Place {
-        &self.place
+    pub const fn permit(&self) -> &Permit {
+        &self.permit
     }
 
     /// Its QP, for work requests of the service's own ([`Spec::extra`]). They have the number [`own`](Self::OWN), and some of
@@ -336,12 +336,6 @@ impl Link {
     #[must_use]
     pub fn place_of(&self, number: u64) -> u64 {
         self.ring.mr.offset() + self.ring.offset(number)
-    }
-
-    /// The next message that will arrive, or that has arrived and was not handed over yet.
-    #[must_use]
-    pub const fn next_number(&self) -> u64 {
-        self.received + 1
     }
 
     /// How many receive buffers it has.

@@ -58,7 +58,7 @@ impl Moment {
 
 /// Whom it happens to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Whom {
+pub enum AimTarget {
     /// The node that has come to the moment.
     There,
     /// Whoever asked it, or that node itself if nobody did.
@@ -102,7 +102,7 @@ pub struct Aim {
     /// How long it lasts.
     pub lasts: u64,
     /// Whom it happens to.
-    pub whom: Whom,
+    pub whom: AimTarget,
     /// What happens to it.
     pub blow: Blow,
 }
@@ -111,9 +111,9 @@ impl fmt::Display for Aim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { moment, nth, delay, lasts, whom, blow } = self;
         let whom = match whom {
-            Whom::There => "there".to_owned(),
-            Whom::Asker => "to whoever asked".to_owned(),
-            Whom::Behind(n) => format!("{n} servers further"),
+            AimTarget::There => "there".to_owned(),
+            AimTarget::Asker => "to whoever asked".to_owned(),
+            AimTarget::Behind(n) => format!("{n} servers further"),
         };
         let moment = moment.sentence();
         write!(
@@ -144,9 +144,9 @@ pub(super) fn draw(rng: &mut Rng, scene: &Scene, moments: &[Moment]) -> Vec<Faul
         for _ in 0..rng.pick(&[1, 1, 2, 4, 8]) {
             nth += rng.below(skips) as u32;
             let whom = match whom {
-                0 => Whom::There,
-                1 => Whom::Asker,
-                _ => Whom::Behind(rng.index(scene.servers)),
+                0 => AimTarget::There,
+                1 => AimTarget::Asker,
+                _ => AimTarget::Behind(rng.index(scene.servers)),
             };
             let blow = match kind {
                 0 => Blow::Pause,
@@ -157,7 +157,7 @@ pub(super) fn draw(rng: &mut Rng, scene: &Scene, moments: &[Moment]) -> Vec<Faul
                 5 => Blow::SlowDisk(rng.pick(&[10, 100, 2000])),
                 8 if !scene.among_servers => Blow::Rots,
                 6..=8 if scene.among_servers => Blow::CutOff(rng.pick(&[Way::Both, Way::Out, Way::In])),
-                6 if whom != Whom::Asker => {
+                6 if whom != AimTarget::Asker => {
                     Blow::CutOff(rng.pick(&[Way::Both, Way::Both, Way::Out, Way::In]))
                 }
                 _ => Blow::Linger,
@@ -199,9 +199,9 @@ impl<O> Core<O> {
     fn strike(&mut self, n: usize, aim: Aim, there: NodeId, asker: Option<NodeId>) {
         let (at, ends, servers) = (self.now() + aim.delay, self.faults[n].ends(), self.servers());
         let node = match aim.whom {
-            Whom::There => there,
-            Whom::Asker => asker.unwrap_or(there),
-            Whom::Behind(by) => (if there < servers { there + by } else { by }) % servers,
+            AimTarget::There => there,
+            AimTarget::Asker => asker.unwrap_or(there),
+            AimTarget::Behind(by) => (if there < servers { there + by } else { by }) % servers,
         };
         let kinds: Vec<Kind> = match aim.blow {
             Blow::Pause => vec![Kind::Pause],

@@ -38,7 +38,7 @@ mod wire;
 use std::time::Duration;
 
 pub use self::core::{Counts, Speeds};
-pub use aim::{Aim, Blow, Moment, Whom};
+pub use aim::{Aim, AimTarget, Blow, Moment};
 pub use fault::{Fault, Kind, Way};
 pub use queue::Clock;
 pub use service::{Outcome, Params, Plan, Service, run, run_plan, run_shrunk};

@@ -3,7 +3,7 @@
 use remanence_pmem::crash_image::{Choices as _, Seeded};
 use remanence_sim::cluster::kv::{Kv, Plan, Work};
 use remanence_sim::cluster::{
-    Aim, Blow, Clock, Fault, Kind, Moment, Params, Speeds, Way, Whom, run, run_plan, run_shrunk,
+    Aim, AimTarget, Blow, Clock, Fault, Kind, Moment, Params, Speeds, Way, run, run_plan, run_shrunk,
 };
 
 use crate::clusters::{cluster, is_shrunk_and_replayed, of, passes};
@@ -451,7 +451,7 @@ fn where_whoever_takes_over_dies_one_of_the_others_tries() {
             nth: u32::from(members) - 3,
             delay: 1 + choices.pick(1000) as u64 * 100,
             lasts: 400 * MS,
-            whom: Whom::Asker,
+            whom: AimTarget::Asker,
             blow: Blow::Kill,
         };
         vec![fault(0, 1500, 4000, Kind::Kill), fault(0, 1501, 3000, Kind::Aimed(aim))]
@@ -471,7 +471,7 @@ fn who_sleeps_before_its_turn_listens_first() {
             let mut faults = vec![fault(0, 1500, 6000, Kind::Kill)];
             for nth in first..first + count {
                 let (delay, lasts) = (choices.pick(40) as u64, 1000 + choices.pick(1500) as u64);
-                let (moment, whom, blow) = (Moment::Doubt, Whom::There, Blow::Pause);
+                let (moment, whom, blow) = (Moment::Doubt, AimTarget::There, Blow::Pause);
                 let aim = Aim { moment, nth, delay: delay * jitter / 10, lasts: lasts * MS, whom, blow };
                 faults.push(fault(0, 1499, 3000, Kind::Aimed(aim)));
             }

@@ -3,7 +3,7 @@
 use remanence_coord::log::Mode;
 use remanence_sim::cluster::log::{Log, Outcome, Plan};
 use remanence_sim::cluster::{
-    Aim, Blow, Clock, Fault, Kind, Moment, Params, Speeds, Way, Whom, run, run_plan,
+    Aim, AimTarget, Blow, Clock, Fault, Kind, Moment, Params, Speeds, Way, run, run_plan,
 };
 
 use crate::clusters::{cluster, of, passes, what_is_not_guarded_is_found};
@@ -202,12 +202,12 @@ fn a_server_that_is_silent_slow_or_full_delays_no_acknowledgement() {
 #[test]
 fn what_is_aimed_at_a_moment_happens_then_and_not_without_it() {
     for (moment, nth, whom, kills) in [
-        (Moment::Adopt, 1, Whom::There, 1),
-        (Moment::Promise, 2, Whom::Asker, 1),
-        (Moment::Update, 0, Whom::Behind(2), 1),
-        (Moment::Open, 0, Whom::There, 1),
-        (Moment::Open, 1000, Whom::There, 0),
-        (Moment::Doubt, 0, Whom::There, 0),
+        (Moment::Adopt, 1, AimTarget::There, 1),
+        (Moment::Promise, 2, AimTarget::Asker, 1),
+        (Moment::Update, 0, AimTarget::Behind(2), 1),
+        (Moment::Open, 0, AimTarget::There, 1),
+        (Moment::Open, 1000, AimTarget::There, 0),
+        (Moment::Doubt, 0, AimTarget::There, 0),
     ] {
         let mut plan = calm();
         let aim = Aim { moment, nth, delay: 0, lasts: MS, whom, blow: Blow::Kill };

@@ -4,6 +4,5 @@
 #[path = "../common/mod.rs"]
 mod common;
 
-mod corpus;
 mod golden;
 mod properties;

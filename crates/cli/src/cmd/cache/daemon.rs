@@ -34,7 +34,7 @@ pub(in crate::cmd) struct Named {
     /// The log: a file, `shm`, or servers HOST,HOST,.. [default: shm]
     #[arg(value_name = "LOG", conflicts_with = "log")]
     named: Option<PathBuf>,
-    /// The same
+    /// The log, by an option
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
 }

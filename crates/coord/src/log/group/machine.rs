@@ -659,7 +659,7 @@ impl Machine {
                 server.durable = server.has();
                 self.count();
             }
-            (Step::Feeding, Request::Status) if server.room == Room::Asked => server.room = Room::Told,
+            (Step::Feeding, Request::Status) if server.room == Room::Asked => server.room = Room::Answered,
             (Step::Feeding, Request::Trim { .. }) => server.full = false,
             _ => {}
         }

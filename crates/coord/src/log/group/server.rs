@@ -42,7 +42,7 @@ pub(super) enum Room {
     Wanted,
     Asked,
     /// It has answered that.
-    Told,
+    Answered,
 }
 
 #[derive(Debug)]
@@ -134,7 +134,7 @@ impl Server {
         if matches!(self.room, Room::Unknown | Room::Wanted) {
             (self.room, self.look) = (Room::Wanted, true);
         }
-        self.room == Room::Told
+        self.room == Room::Answered
     }
 
     /// It answers with this disk. What it promised, and had, on another one is void.

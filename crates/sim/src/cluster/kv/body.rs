@@ -167,12 +167,13 @@ impl Shared {
     }
 }
 
-struct Cutter<'a> {
+/// The sessions with a member's log: those that live, and those that are to be ended.
+struct MemberSessions<'a> {
     sessions: &'a BTreeSet<u64>,
     cuts: &'a mut Vec<u64>,
 }
 
-impl Sessions for Cutter<'_> {
+impl Sessions for MemberSessions<'_> {
     fn is_live(&self, session: u64) -> bool {
         self.sessions.contains(&session)
     }
@@ -352,9 +353,9 @@ impl Body {
     pub(super) fn answer(&mut self, session: u64, request: &Request) -> Result<Status, Refused> {
         let Self { store, holder, sessions, cuts, promise, .. } = self;
         let export = |promised: &Promise| promise.write(0, &promised.emit());
-        let mut cutter = Cutter { sessions, cuts };
+        let mut sessions = MemberSessions { sessions, cuts };
         let promising = &mut |state: &_| export(&Promise::of(state));
-        let reply = holder.answer(store, &mut cutter, session, request, promising);
+        let reply = holder.answer(store, &mut sessions, session, request, promising);
         export(&Promise::of(store.state()));
         reply
     }

@@ -21,7 +21,7 @@ const APART: u64 = 15_000_000_000;
 
 /// What a member does by which it may disturb others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Deed {
+pub(super) enum Disruption {
     /// It tries to lead.
     Tries,
     /// As a primary of that epoch it has opened the log again.
@@ -68,26 +68,31 @@ fn past(core: &Core<Oracle>, member: usize, since: u64) -> Past {
 /// # Errors
 /// There was no reason for it.
 pub(super) fn judge(core: &mut Core<Oracle>, processes: &[Option<Node>]) -> Result<(), String> {
-    while let Some((who, deed)) = core.oracle.deeds.pop() {
-        judge_one(core, processes, who, deed)?;
+    while let Some((who, disruption)) = core.oracle.disruptions.pop() {
+        judge_one(core, processes, who, disruption)?;
     }
     Ok(())
 }
 
-fn judge_one(core: &Core<Oracle>, processes: &[Option<Node>], who: usize, deed: Deed) -> Result<(), String> {
+fn judge_one(
+    core: &Core<Oracle>,
+    processes: &[Option<Node>],
+    who: usize,
+    disruption: Disruption,
+) -> Result<(), String> {
     let (plan, now) = (&core.oracle.plan, core.now());
     let (members, acks) = (usize::from(plan.servers), usize::from(plan.acks));
     let Some(since) = now.checked_sub(2 * plan.speeds.retry + 4 * plan.notice) else { return Ok(()) };
     let past: Vec<Past> = (0..members).map(|member| past(core, member, since)).collect();
     let name = |member: usize| &core.nodes[member].name;
-    let what = match deed {
-        Deed::Tries => "tries to lead",
-        Deed::Reopens(_) => "opens the log again",
+    let what = match disruption {
+        Disruption::Tries => "tries to lead",
+        Disruption::Reopens(_) => "opens the log again",
     };
     // As long as anybody may be silent before it is taken for dead, after wrong suspicions.
     let long = now.checked_sub(2 * plan.speeds.retry + 9 * plan.notice);
     if let Some(since) =
-        long.filter(|since| deed == Deed::Tries && self::past(core, who, *since) == Past::Quiet)
+        long.filter(|since| disruption == Disruption::Tries && self::past(core, who, *since) == Past::Quiet)
     {
         let there = (0..members).filter(|member| self::past(core, *member, since) != Past::Absent).count();
         let needed = acks.max(members - acks + 1);
@@ -103,7 +108,7 @@ fn judge_one(core: &Core<Oracle>, processes: &[Option<Node>], who: usize, deed: 
     }
     let member = |at: usize| processes[at].as_ref().and_then(Node::member);
     let is_new = |at: usize| member(at).is_some_and(super::member::Member::is_new);
-    if deed == Deed::Tries && is_new(who) {
+    if disruption == Disruption::Tries && is_new(who) {
         let knows = |at: &usize| past[*at] == Past::Quiet && member(*at).is_some() && !is_new(*at);
         if let Some(other) = (0..members).find(knows) {
             return Err(format!("{} {what} and has nothing, and {} has", name(who), name(other)));
@@ -118,7 +123,7 @@ fn judge_one(core: &Core<Oracle>, processes: &[Option<Node>], who: usize, deed: 
     if let Some((at, (epoch, from))) = latest.filter(|(at, (_, from))| *at != who && *from <= since)
         && past[at] == Past::Quiet
         && member(at).is_some_and(super::member::Member::leads)
-        && !matches!(deed, Deed::Reopens(before) if before > epoch)
+        && !matches!(disruption, Disruption::Reopens(before) if before > epoch)
     {
         let served = Duration::from_nanos(now - from).as_millis();
         return Err(format!(

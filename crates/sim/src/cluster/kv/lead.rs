@@ -13,7 +13,7 @@ use remanence_kv::replica::check::{Check, Images, Scrub, put_right};
 use remanence_kv::replica::driver::Connections;
 use remanence_kv::replica::primary::Options as GroupOptions;
 use remanence_kv::replica::{Bring, Bringing, Driver, LeadError, Mirror, Round, Sizes, upkeep};
-use remanence_kv::server::{ClientId, Event, Finding, Server, Turns, Where, format};
+use remanence_kv::server::{ClientId, DamageLocation, Event, Finding, Server, Turns, format};
 use remanence_kv::{Geometry, Options, Reply, Request};
 use remanence_pmem::{Medium as _, PersistenceDomain};
 
@@ -130,7 +130,7 @@ pub(super) fn lead(world: &World, attempt: Attempt) -> Result<(), String> {
     let (mut core, recovered) = Server::open(ships.clone(), options).map_err(|error| error.to_string())?;
     // No crash may look as if something had rotted, but for a copy of the superblock that was not made yet. Values are verified when they
     // are read.
-    let of_making = |finding: &Finding| matches!(finding.at, Where::Superblock(_));
+    let of_making = |finding: &Finding| matches!(finding.at, DamageLocation::Superblock(_));
     assert!(
         attempt.rots || core.findings().iter().all(of_making),
         "a crash is taken for damage: {recovered:?}, {:?}",

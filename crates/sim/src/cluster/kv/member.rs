@@ -21,7 +21,7 @@ use remanence_pmem::{Medium as _, PersistenceDomain};
 
 use super::body::{Body, Came, Command, FromClient, Link, Parts, Shared};
 use super::connection::World;
-use super::judge::{self, Deed};
+use super::judge::{self, Disruption};
 use super::lead::{self, Attempt, STORE};
 use super::message::{ASK, BEAT, HELLO, LEAD, LOG, ORDER, REQUEST, Said, message};
 use super::oracle::Oracle;
@@ -496,7 +496,7 @@ impl Member {
             host.core().wrong("tries to lead, and its ledger could not be written".into());
         }
         let who = host.node();
-        host.oracle().deeds.push((who, Deed::Tries));
+        host.oracle().disruptions.push((who, Disruption::Tries));
         host.moment(Moment::Try, None);
         self.attempts += 1;
         let plan = &host.known().plan;
@@ -632,7 +632,7 @@ impl Member {
                     let who = host.node();
                     let before = host.oracle().serving[who];
                     if let Some((before, _)) = before.filter(|_| again) {
-                        host.oracle().deeds.push((who, Deed::Reopens(before)));
+                        host.oracle().disruptions.push((who, Disruption::Reopens(before)));
                     }
                     let checked = host.oracle().opens(epoch, start, again);
                     checked.unwrap_or_else(|what| host.core().wrong(what));

@@ -6,7 +6,7 @@ use crate::history::{Event, History, Kind, NEVER, State};
 use remanence_coord::log::Epoch;
 
 use super::Plan;
-use super::judge::Deed;
+use super::judge::Disruption;
 use crate::report::counters;
 use crate::rng::fill;
 
@@ -81,7 +81,7 @@ pub(crate) struct Oracle {
     /// Primaries that have looked at the image which they send next, by the writers of their epochs.
     pub(super) looked_at: BTreeSet<u32>,
     /// What members did that may disturb others, and was not judged yet.
-    pub(super) deeds: Vec<(usize, Deed)>,
+    pub(super) disruptions: Vec<(usize, Disruption)>,
     /// In which epoch each member serves, and since when.
     pub(super) serving: Vec<Option<(Epoch, u64)>>,
     /// How many disks were made.
@@ -151,7 +151,7 @@ impl Oracle {
             done_at: None,
             still: 0,
             looked_at: BTreeSet::new(),
-            deeds: Vec::new(),
+            disruptions: Vec::new(),
             serving: vec![None; plan.servers.into()],
             made: 0,
             operations: vec![plan.operations; plan.clients.into()],

@@ -2,7 +2,8 @@
 
 use rand_chacha::ChaCha8Rng;
 use rand_core::{RngCore as _, SeedableRng as _};
-use remanence_resp::fuzzing::BODIES;
+
+use super::BODIES;
 
 #[test]
 fn every_body_takes_its_corpus() {

@@ -1,32 +1,24 @@
 //! The committed corpus of the fuzz target, through the functions that the fuzzer calls; and random bytes, a few.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use proptest::prelude::*;
 use remanence_persist::plan::Request;
 use remanence_persist::recipe::{Op, build};
-use remanence_remote::fuzzing;
-use remanence_remote::message::Entry;
-use remanence_remote::program::Program;
+
+use super::{decode, recovery, responder};
+use crate::message::Entry;
+use crate::program::Program;
 
 fn all(bytes: &[u8]) {
-    fuzzing::decode(bytes);
-    fuzzing::responder(bytes);
-    fuzzing::recovery(bytes);
-}
-
-fn corpus() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/remote")
+    decode(bytes);
+    responder(bytes);
+    recovery(bytes);
 }
 
 #[test]
 fn the_corpus_is_no_trouble() {
-    let mut count = 0;
-    for file in std::fs::read_dir(corpus()).expect("it is committed") {
-        all(&std::fs::read(file.expect("readable").path()).expect("readable"));
-        count += 1;
-    }
-    assert!(count >= 5, "only {count} files");
+    remanence_effort::replay_corpora(&[("remote", all)]);
 }
 
 /// A story of the fuzz target in which a plan is registered, and then used.
@@ -49,7 +41,7 @@ fn story(config: u8, text: &str, op: Op, with_classes: bool) -> Vec<u8> {
     bytes
 }
 
-/// Writes the corpus anew: `REMANENCE_CORPUS=1 cargo test -p remanence-remote --test corpus`.
+/// Writes the corpus anew: `REMANENCE_CORPUS=1 cargo test -p remanence-remote --lib fuzzing`.
 #[test]
 fn the_corpus_can_be_made_again() {
     let stories = [
@@ -62,8 +54,8 @@ fn the_corpus_can_be_made_again() {
     for (name, bytes) in stories {
         all(&bytes);
         if std::env::var_os("REMANENCE_CORPUS").is_some() {
-            std::fs::create_dir_all(corpus()).expect("a directory");
-            std::fs::write(corpus().join(name), bytes).expect("a file");
+            let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/remote");
+            std::fs::write(corpus.join(name), bytes).expect("a file");
         }
     }
 }

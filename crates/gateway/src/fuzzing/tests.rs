@@ -2,5 +2,5 @@
 
 #[test]
 fn every_body_takes_its_corpus() {
-    remanence_effort::replay_corpora(remanence_gateway::fuzzing::BODIES);
+    remanence_effort::replay_corpora(super::BODIES);
 }

@@ -2,5 +2,5 @@
 
 #[test]
 fn the_fuzz_corpus_breaks_no_promise() {
-    remanence_effort::replay_corpora(remanence_wire::fuzzing::BODIES);
+    remanence_effort::replay_corpora(super::BODIES);
 }

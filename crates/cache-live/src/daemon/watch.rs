@@ -14,14 +14,14 @@ use rustix::fs::inotify;
 
 /// Where a log is to be.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct LogWatch {
     path: PathBuf,
     file: File,
     len: u64,
     inotify: OwnedFd,
 }
 
-impl Place {
+impl LogWatch {
     /// That of a log that is there now.
     pub(super) fn new(path: &Path, file: File) -> io::Result<Self> {
         let inotify = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK)?;

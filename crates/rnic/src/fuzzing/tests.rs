@@ -3,11 +3,12 @@
 
 use rand_chacha::ChaCha8Rng;
 use rand_core::{RngCore, SeedableRng};
-use remanence_rnic::fuzzing;
+
+use super::{BODIES, responder};
 
 #[test]
 fn the_fuzz_corpus_breaks_no_promise() {
-    remanence_effort::replay_corpora(fuzzing::BODIES);
+    remanence_effort::replay_corpora(BODIES);
 }
 
 #[test]
@@ -17,6 +18,6 @@ fn random_stories_break_no_promise() {
         let mut data = vec![0; rng.next_u32() as usize % 3000];
         rng.fill_bytes(&mut data);
         println!("seed {seed}");
-        fuzzing::responder(&data);
+        responder(&data);
     }
 }

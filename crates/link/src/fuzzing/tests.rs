@@ -2,7 +2,8 @@
 
 use rand_chacha::ChaCha8Rng;
 use rand_core::{RngCore as _, SeedableRng as _};
-use remanence_link::fuzzing::BODIES;
+
+use super::BODIES;
 
 /// As it is, and with a few bytes changed.
 #[test]

@@ -1,11 +1,12 @@
 //! Every file of the fuzz corpus, through the body of its target, and as many random stories.
 
-use remanence_kv::fuzzing;
 use remanence_pmem::crash_image::{Choices, Seeded};
+
+use super::{BODIES, decoders, medium, server};
 
 #[test]
 fn the_fuzz_corpus_breaks_no_promise() {
-    remanence_effort::replay_corpora(fuzzing::BODIES);
+    remanence_effort::replay_corpora(BODIES);
 }
 
 #[test]
@@ -15,8 +16,8 @@ fn random_stories_break_no_promise() {
         let len = choices.pick(600);
         let data: Vec<u8> = (0..len).map(|_| choices.pick(256) as u8).collect();
         println!("seed {seed}");
-        fuzzing::decoders(&data);
-        fuzzing::server(&data);
-        fuzzing::medium(&data[..len.min(1 + seed as usize % 24)]);
+        decoders(&data);
+        server(&data);
+        medium(&data[..len.min(1 + seed as usize % 24)]);
     }
 }
