@@ -23,7 +23,13 @@
 //! reader.end()?;
 //! # Ok::<(), Malformed>(())
 //! ```
+//!
+//! A message of several fields is a table of [`fields`] or [`tagged`], which is both read and written by it.
 #![forbid(unsafe_code)]
+
+mod table;
+
+pub use table::{Field, Lists, Protocol};
 
 /// Bytes that are no message of the protocol.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]

@@ -4,18 +4,23 @@
 //! `REMANENCE_EFFORT=push`, which is usual, tries what somebody waits for: a fixed number of seeds, so that one source has one verdict
 //! on every machine. `REMANENCE_EFFORT=night` gives each simulation ten minutes, and twenty times as many seeds at least.
 //! `REMANENCE_SEEDS=FROM..TO` runs those seeds and no others: it is what a failure asks to be replayed by. `REMANENCE_ROUNDS=N` has what
-//! kills or repeats do so as often. Beside that here is what live tests of many crates need: an [address] of their own.
+//! kills or repeats do so as often. Beside that here is what live tests of many crates need: an [address] of their own, what cargo has [built] of
+//! another program, and processes of their own, for which they run [again].
 
 #![forbid(unsafe_code)]
 
 mod corpus;
+mod process;
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 pub use corpus::{corpus, replay_corpora};
+pub use process::{Process, again};
 
 /// What says how much is tried.
 const EFFORT: &str = "REMANENCE_EFFORT";
@@ -99,6 +104,21 @@ pub fn address() -> IpAddr {
     let process = std::process::id() % 60_000 + 256;
     let n = NEXT.fetch_add(1, Ordering::Relaxed) % 254 + 1;
     Ipv4Addr::new(127, (process >> 8) as u8, process as u8, n as u8).into()
+}
+
+/// Has cargo build what a test runs besides itself, as these arguments name it, and gives the directory where that is. `tmp` is the test's
+/// `CARGO_TARGET_TMPDIR`.
+///
+/// # Panics
+/// It does not build.
+#[must_use]
+pub fn built(tmp: &str, arguments: &[&str]) -> PathBuf {
+    let target = Path::new(tmp).parent().expect("below cargo's directory");
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["build", "--quiet", "--locked"]).args(arguments).arg("--target-dir").arg(target);
+    let status = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).status().expect("cargo runs");
+    assert!(status.success(), "{arguments:?} does not build");
+    target.join("debug")
 }
 
 /// What makes a test run this seed alone, for its message: `REMANENCE_SEEDS=7..8`.

@@ -19,13 +19,33 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use remanence_kv::Geometry;
 use remanence_kv::client::{Client, Completion, Error, Operation, Progress, Verb};
 use remanence_kv::format::Offset;
+use remanence_kv::format::slot::TableAt;
 use remanence_kv::proto::{Expect, Refusal, Reply, Request, Reserved};
+use remanence_kv::view::{Mode, View};
 use remanence_pmem::Medium;
 
 use crate::get_u32;
 use crate::paper::Written;
+
+/// What a client of a baseline begins with: nobody reads these stores one-sidedly, but a client has a view.
+#[must_use]
+pub fn client() -> Client {
+    let view = View {
+        number: 1,
+        boot: 1,
+        mode: Mode::Durable,
+        replicated: false,
+        inline_max: 0,
+        geometry: Geometry::for_size(1 << 20),
+        salt: 0,
+        tables: vec![TableAt { at: 0, buckets: 1 }],
+        links: BTreeMap::new(),
+    };
+    Client::new(view, 0)
+}
 
 /// Which of the two.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

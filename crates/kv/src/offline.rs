@@ -103,30 +103,12 @@ impl RemoteMemory for Reach {
             return Err("the link is down");
         }
         let Local { image, server, now } = &self.local;
-        let one = |verb: Verb| match verb {
-            Verb::Read { at, len } => {
-                let mut bytes = vec![0; len as usize];
-                image.read(at, &mut bytes);
-                Completion::Read(bytes)
-            }
-            Verb::Write { at, bytes } => {
-                image.write(at, &bytes);
-                Completion::Written
-            }
-            Verb::Persist(updates) => {
-                for (at, bytes) in &updates {
-                    image.write_nt(*at, bytes);
-                }
-                image.psync().expect("memory does not fail");
-                Completion::Persistent
-            }
-            Verb::Call(request) => {
-                let request = Request::parse(&request.emit()).expect("what was emitted is parsed");
-                let reply = server.borrow_mut().handle(now.get(), self.id, &request);
-                Completion::Reply(Reply::parse(&reply.emit()).expect("what was emitted is parsed"))
-            }
+        let call = |request: &Request| {
+            let request = Request::parse(&request.emit()).expect("what was emitted is parsed");
+            let reply = server.borrow_mut().handle(now.get(), self.id, &request);
+            Reply::parse(&reply.emit()).expect("what was emitted is parsed")
         };
-        Ok(verbs.into_iter().map(one).collect())
+        Ok(verbs.into_iter().map(|verb| verb.carry_out(image, call)).collect())
     }
 
     fn load(&mut self, at: u64, into: &mut [u8]) -> Result<bool, Self::Error> {

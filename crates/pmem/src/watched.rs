@@ -7,6 +7,12 @@ use crate::medium::Medium;
 
 /// Who is told. Each step of which nothing is said is simply made.
 pub trait Watch {
+    /// How many bytes are stored in one step at most; more are so many steps.
+    const STEP: usize = usize::MAX;
+
+    /// A word is about to be loaded.
+    fn load(&self) {}
+
     /// These bytes are about to be stored.
     fn store(&self, range: Range<u64>) {
         let _ = range;
@@ -17,11 +23,22 @@ pub trait Watch {
         let _ = range;
     }
 
+    /// Somebody is about to order what was written back before what is stored later.
+    fn pfence(&self) {}
+
     /// Somebody is about to wait for what was written back.
     ///
     /// # Errors
     /// The medium is to fail here, and nobody waits.
     fn psync(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// Somebody asks whether the medium stands.
+    ///
+    /// # Errors
+    /// It does not.
+    fn failure(&self) -> io::Result<()> {
         Ok(())
     }
 }
@@ -43,10 +60,14 @@ impl<M: Medium, W: Watch> Medium for Watched<M, W> {
         self.medium.read(offset, into);
     }
     fn write(&self, offset: u64, bytes: &[u8]) {
-        self.watch.store(offset..offset + bytes.len() as u64);
-        self.medium.write(offset, bytes);
+        for (n, piece) in bytes.chunks(W::STEP).enumerate() {
+            let at = offset + (n * W::STEP) as u64;
+            self.watch.store(at..at + piece.len() as u64);
+            self.medium.write(at, piece);
+        }
     }
     fn load_u64(&self, offset: u64) -> u64 {
+        self.watch.load();
         self.medium.load_u64(offset)
     }
     fn store_u64(&self, offset: u64, value: u64) {
@@ -66,10 +87,15 @@ impl<M: Medium, W: Watch> Medium for Watched<M, W> {
         self.medium.pwb(range);
     }
     fn pfence(&self) -> io::Result<()> {
+        self.watch.pfence();
         self.medium.pfence()
     }
     fn psync(&self) -> io::Result<()> {
         self.watch.psync()?;
         self.medium.psync()
+    }
+    fn failure(&self) -> io::Result<()> {
+        self.watch.failure()?;
+        self.medium.failure()
     }
 }

@@ -4,12 +4,13 @@
 #![expect(unsafe_code, reason = "one test faults on purpose")]
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use remanence_effort::{Process, again};
 use remanence_pmem::{
     Error, FileOptions, Image, Journaling, PersistenceDomain, Region, StoreGranularity, domain,
 };
@@ -326,8 +327,8 @@ fn two_failed_regions_do_not_share_their_fate_with_a_third() {
 
 /// Starts this test program again as a child that runs one function of this file.
 fn child(name: &str, path: &Path) -> Command {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", name, "--nocapture", "--test-threads=1"]).env(CHILD, path);
+    let mut command = again(name);
+    command.env(CHILD, path);
     command
 }
 
@@ -384,22 +385,17 @@ fn what_was_written_outlives_a_killed_process() {
         let region = FileOptions::new().create(1 << 20).open(path).unwrap();
         region.write(1000, b"written by the dead");
         region.store_u64(0, 1);
-        println!("written");
+        println!("it is written");
         loop {
             std::thread::park();
         }
     }
     let scratch = Scratch::on_disk("killed");
-    let mut process = child("what_was_written_outlives_a_killed_process", &scratch.0)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    let output = BufReader::new(process.stdout.take().unwrap());
-    assert!(output.lines().any(|line| line.unwrap().ends_with("written")), "the child said nothing");
+    let name = "what_was_written_outlives_a_killed_process";
+    let mut process = Process::start(child(name, &scratch.0).stderr(Stdio::null()));
+    process.after("it is written").expect("the child says so");
     assert!(matches!(FileOptions::new().open(&scratch.0), Err(Error::InUse { .. })), "while it lives");
-    process.kill().unwrap();
-    process.wait().unwrap();
+    process.kill();
     let region = FileOptions::new().open(&scratch.0).expect("the lock went with the process");
     let mut bytes = [0; 19];
     region.read(1000, &mut bytes);

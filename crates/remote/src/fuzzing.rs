@@ -1,12 +1,12 @@
 //! What the fuzz target does with its bytes; `fuzz/` holds the shell, and the unit tests run the committed corpus through the same
 //! functions.
 
-use std::io;
 use std::ops::Range;
 
 use remanence_persist::Config;
 use remanence_pmem::crash_image::CrashImage;
-use remanence_pmem::{Medium, PersistenceDomain};
+use remanence_pmem::watched::{Watch, Watched};
+use remanence_pmem::{Medium as _, PersistenceDomain};
 
 use crate::hello::{Hello, Rejection, Welcome};
 use crate::message::{Answer, BY_IMMEDIATE, HEADER, Immediates, Parsed};
@@ -42,57 +42,22 @@ pub fn decode(bytes: &[u8]) {
 const DATA: u64 = 4096;
 const SLOT: u32 = 512;
 
-/// Memory of which only the first bytes may be touched.
-struct Guarded(CrashImage);
+/// Of a memory only the first bytes may be changed.
+struct Guard;
 
-impl Guarded {
+impl Guard {
     fn check(range: Range<u64>) {
         assert!(range.end <= DATA, "{range:?} of {DATA} bytes");
     }
 }
 
-impl Medium for Guarded {
-    fn len(&self) -> u64 {
-        self.0.len()
-    }
-
-    fn read(&self, offset: u64, into: &mut [u8]) {
-        self.0.read(offset, into);
-    }
-
-    fn write(&self, offset: u64, bytes: &[u8]) {
-        Self::check(offset..offset + bytes.len() as u64);
-        self.0.write(offset, bytes);
-    }
-
-    fn load_u64(&self, offset: u64) -> u64 {
-        self.0.load_u64(offset)
-    }
-
-    fn store_u64(&self, offset: u64, value: u64) {
-        Self::check(offset..offset + 8);
-        self.0.store_u64(offset, value);
-    }
-
-    fn compare_and_swap(&self, offset: u64, compare: u64, swap: u64) -> u64 {
-        self.0.compare_and_swap(offset, compare, swap)
-    }
-
-    fn fetch_add(&self, offset: u64, add: u64) -> u64 {
-        self.0.fetch_add(offset, add)
+impl Watch for Guard {
+    fn store(&self, range: Range<u64>) {
+        Self::check(range);
     }
 
     fn pwb(&self, range: Range<u64>) {
-        Self::check(range.clone());
-        self.0.pwb(range);
-    }
-
-    fn pfence(&self) -> io::Result<()> {
-        self.0.pfence()
-    }
-
-    fn psync(&self) -> io::Result<()> {
-        self.0.psync()
+        Self::check(range);
     }
 }
 
@@ -143,7 +108,7 @@ pub fn responder(bytes: &[u8]) {
     let ring = Ring::volatile(4, SLOT);
     let terms = Terms { config, data_len: DATA, ring, durable_buffers: false, stamp: 5, shift: 6 };
     let mut responder = Responder::new(terms);
-    let memory = Guarded(CrashImage::new(2 * DATA, PersistenceDomain::Adr));
+    let memory = Watched { medium: CrashImage::new(2 * DATA, PersistenceDomain::Adr), watch: Guard };
     let buffers = CrashImage::new(ring.bytes(), PersistenceDomain::Adr);
     let mut world = Counted::default();
     for number in 1_u64.. {

@@ -14,15 +14,13 @@ use std::time::Duration;
 use remanence_codec::{Malformed, Reader, printable};
 use remanence_pmem::engine::{CopyError, Promise};
 use remanence_pmem::{Guarantee, Region, Survives};
-use remanence_service::Meter;
-use remanence_service::server::Stop;
 
 use crate::copier::{Copier, Job, fatal};
 use crate::core::buffers::Body;
 use crate::core::event::{CallError, Event, RequestId, SessionId};
 use crate::header::{Address, Status};
 use crate::live::{Error, Live, Rpc};
-use crate::metering::Metering;
+use crate::metering::{Metering, event_loop};
 
 /// Copy bytes into the server's memory, and answer when they are durable.
 pub const WRITE: u16 = 1;
@@ -46,6 +44,8 @@ pub struct Server {
     metering: Metering,
 }
 
+event_loop!(Server);
+
 impl Server {
     /// With what copies: the choices of paper 001 are the server's own CPU (its baseline) and an asynchronous engine.
     #[must_use]
@@ -53,47 +53,10 @@ impl Server {
         Self { rpc, region, copier, idle_rounds: 0, metering: Metering::default() }
     }
 
-    /// The endpoint that the server answers through.
-    #[must_use]
-    pub fn rpc(&self) -> &Rpc {
-        &self.rpc
-    }
-
     /// Which failures a write survives that was acknowledged.
     #[must_use]
     pub fn survives(&self) -> Survives {
         self.copier.promise().survives(self.region.domain().guarantee())
-    }
-
-    /// Serves until it is stopped, which it hears of at once.
-    ///
-    /// # Errors
-    /// The endpoint does not work any more, or the medium failed.
-    pub fn run(&mut self, stop: &Stop) -> io::Result<()> {
-        let waker = self.rpc.waker();
-        let _wakes = stop.wakes(move || waker.wake());
-        while !stop.is_asked() {
-            self.turn(None)?;
-        }
-        Ok(())
-    }
-
-    /// What counts, from here on, what the application costs: requests, and the CPU time of the serving thread for them. It is that of one turn
-    /// in many, taken for all of them.
-    pub fn meter(&mut self) -> Meter {
-        self.metering.meter()
-    }
-
-    /// Looks once: what has come is served, and its answers leave. For a thread that has other work between two looks.
-    ///
-    /// # Errors
-    /// As [`turn`](Self::turn).
-    pub fn look(&mut self) -> io::Result<()> {
-        self.turn(Some(Duration::ZERO))?;
-        while self.rpc.has_event() {
-            self.turn(Some(Duration::ZERO))?;
-        }
-        self.rpc.flush().map_err(io::Error::other)
     }
 
     /// One round of the event loop. It sleeps so long at most.

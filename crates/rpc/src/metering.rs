@@ -1,4 +1,5 @@
-//! What a server's application costs beside its endpoint, where somebody wants to know.
+//! What the servers here have in common: they turn round and round, and somebody may want to know what their applications cost beside the
+//! endpoint.
 
 use remanence_service::Meter;
 
@@ -33,6 +34,51 @@ impl Metering {
         meter.spent(requests, nanos);
     }
 }
+
+/// Gives a server whose `turn` does what has come, by its fields `rpc` and `metering`, what makes it go round.
+macro_rules! event_loop {
+    ($server:ty) => {
+        impl $server {
+            /// The endpoint that the server answers through.
+            #[must_use]
+            pub fn rpc(&self) -> &$crate::live::Rpc {
+                &self.rpc
+            }
+
+            /// Serves until it is stopped, which it hears of at once.
+            ///
+            /// # Errors
+            /// The endpoint does not work any more, or the medium failed.
+            pub fn run(&mut self, stop: &$crate::Stop) -> std::io::Result<()> {
+                let waker = self.rpc.waker();
+                let _wakes = stop.wakes(move || waker.wake());
+                while !stop.is_asked() {
+                    self.turn(None)?;
+                }
+                Ok(())
+            }
+
+            /// What counts, from here on, what the application costs: requests, and the CPU time of the serving thread for them. It is that
+            /// of one turn in many, taken for all of them.
+            pub fn meter(&mut self) -> $crate::Meter {
+                self.metering.meter()
+            }
+
+            /// Looks once: what has come is served, and its answers leave. For a thread that has other work between two looks.
+            ///
+            /// # Errors
+            /// As [`turn`](Self::turn).
+            pub fn look(&mut self) -> std::io::Result<()> {
+                self.turn(Some(std::time::Duration::ZERO))?;
+                while self.rpc.has_event() {
+                    self.turn(Some(std::time::Duration::ZERO))?;
+                }
+                self.rpc.flush().map_err(std::io::Error::other)
+            }
+        }
+    };
+}
+pub(crate) use event_loop;
 
 #[cfg(test)]
 mod tests {

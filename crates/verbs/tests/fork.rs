@@ -3,14 +3,14 @@
 
 mod common;
 
-use std::io::{BufRead, BufReader, Read as _, Write as _};
+use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, UdpSocket};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{Pair, Side, address, open, open_at, pattern, wr};
+use remanence_effort::{Process, again};
 use remanence_rnic::{CqError, PostError, RecvWr, SendOp, VerbError};
 use remanence_verbs::{Context, Error, Listener, Progress};
 
@@ -181,15 +181,9 @@ fn bound_alone(address: IpAddr) -> bool {
 #[test]
 fn the_port_is_free_when_the_parent_ends_before_the_child() {
     let at = address();
-    let mut forker = Command::new(std::env::current_exe().unwrap())
-        .args(["the_part_of_the_forker", "--exact", "--ignored", "--nocapture"])
-        .env(PART, at.to_string())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut lines = BufReader::new(forker.stdout.take().unwrap()).lines().map(Result::unwrap);
-    let child: i32 = lines.find_map(|line| line.strip_prefix("forked ")?.parse().ok()).expect("it forked");
-    assert!(forker.wait().unwrap().success());
+    let mut forker = Process::start(again("the_part_of_the_forker").env(PART, at.to_string()));
+    let child: i32 = forker.after("forked ").expect("it forked").parse().unwrap();
+    assert!(forker.child().wait().unwrap().success());
     // SAFETY: no pointers; asks whether the process is there.
     assert_eq!(unsafe { libc::kill(child, 0) }, 0, "the child lives on");
     assert!(bound_alone(at), "the child kept its parent's socket");

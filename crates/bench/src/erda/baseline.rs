@@ -7,12 +7,9 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use remanence_erda_paper::baseline::{Baseline, ReadAfterWritePut, Scheme, Sizes};
-use remanence_kv::Geometry;
+use remanence_erda_paper::baseline::{self, Baseline, ReadAfterWritePut, Scheme, Sizes};
 use remanence_kv::client::{self, Client, Completion, Operation, RemoteMemory, Verb};
-use remanence_kv::format::slot::TableAt;
 use remanence_kv::proto::{Expect, Refusal, Reply, Request};
-use remanence_kv::view::{Mode, View};
 use remanence_persist::Config;
 use remanence_pmem::Region;
 use remanence_remote::{Done, Meter, Options, ServerOptions, Session, Stop, Work};
@@ -191,20 +188,7 @@ impl BaselineStore {
         options: Options,
     ) -> Result<Self, String> {
         let session = Session::connect(context, to, options).map_err(words)?;
-        // Nobody reads these stores one-sidedly, but a client has a view.
-        let geometry = Geometry::for_size(1 << 20);
-        let view = View {
-            number: 1,
-            boot: 1,
-            mode: Mode::Durable,
-            replicated: false,
-            inline_max: 0,
-            geometry,
-            salt: 0,
-            tables: vec![TableAt { at: 0, buckets: 1 }],
-            links: std::collections::BTreeMap::new(),
-        };
-        Ok(Self { client: Client::new(view, 0), reached: Reached(session), scheme })
+        Ok(Self { client: baseline::client(), reached: Reached(session), scheme })
     }
 
     fn call(&mut self, request: Request) -> Result<Reply, String> {

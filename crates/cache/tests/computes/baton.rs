@@ -5,9 +5,10 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
+use remanence_cache::log::Log;
 use remanence_cache::words::{LocalWords, Word, Words};
-use remanence_pmem::Medium;
 use remanence_pmem::crash_image::{Choices, CrashImage, Seeded};
+use remanence_pmem::watched::{Watch, Watched};
 
 /// What a thread unwinds with that was killed.
 struct Killed;
@@ -127,13 +128,28 @@ impl Baton {
     }
 }
 
-/// What a thread has of the medium and the words: each access is a step.
+/// What a thread has of the words: each access is a step.
 pub(crate) struct Scheduled<'a> {
     pub(crate) baton: &'a Baton,
     pub(crate) me: usize,
-    pub(crate) image: &'a CrashImage,
     pub(crate) words: &'a LocalWords,
 }
+
+impl<'a> Scheduled<'a> {
+    /// The log, as a thread reaches it.
+    pub(crate) fn log(
+        baton: &'a Baton,
+        me: usize,
+        image: &'a CrashImage,
+        words: &'a LocalWords,
+    ) -> Shared<'a> {
+        let own = || Self { baton, me, words };
+        Log::attach(Watched { medium: image, watch: own() }, own()).expect("it is open")
+    }
+}
+
+/// A log of which each access is a step.
+pub(crate) type Shared<'a> = Log<Watched<&'a CrashImage, Scheduled<'a>>, Scheduled<'a>>;
 
 impl Words for Scheduled<'_> {
     fn load(&self, word: Word) -> u64 {
@@ -152,54 +168,24 @@ impl Words for Scheduled<'_> {
     }
 }
 
-impl Medium for Scheduled<'_> {
-    fn len(&self) -> u64 {
-        self.image.len()
-    }
+impl Watch for Scheduled<'_> {
+    /// A writer may die within a copy.
+    const STEP: usize = 32;
 
-    fn read(&self, offset: u64, into: &mut [u8]) {
-        self.image.read(offset, into);
-    }
-
-    fn write(&self, offset: u64, bytes: &[u8]) {
-        // A writer may die within a copy.
-        for (n, piece) in bytes.chunks(32).enumerate() {
-            self.baton.step(self.me);
-            self.image.write(offset + 32 * n as u64, piece);
-        }
-    }
-
-    fn load_u64(&self, offset: u64) -> u64 {
+    fn load(&self) {
         self.baton.step(self.me);
-        self.image.load_u64(offset)
     }
 
-    fn store_u64(&self, offset: u64, value: u64) {
+    fn store(&self, _: Range<u64>) {
         self.baton.step(self.me);
-        self.image.store_u64(offset, value);
     }
 
-    fn compare_and_swap(&self, offset: u64, compare: u64, swap: u64) -> u64 {
+    fn pfence(&self) {
         self.baton.step(self.me);
-        self.image.compare_and_swap(offset, compare, swap)
-    }
-
-    fn fetch_add(&self, offset: u64, add: u64) -> u64 {
-        self.baton.step(self.me);
-        self.image.fetch_add(offset, add)
-    }
-
-    fn pwb(&self, range: Range<u64>) {
-        self.image.pwb(range);
-    }
-
-    fn pfence(&self) -> io::Result<()> {
-        self.baton.step(self.me);
-        self.image.pfence()
     }
 
     fn psync(&self) -> io::Result<()> {
         self.baton.step(self.me);
-        self.image.psync()
+        Ok(())
     }
 }

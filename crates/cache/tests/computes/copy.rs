@@ -16,7 +16,7 @@ use remanence_effort::{replay, seeds};
 use remanence_pmem::PersistenceDomain;
 use remanence_pmem::crash_image::{Choices, CrashImage, Seeded};
 
-use crate::baton::{Baton, Scheduled};
+use crate::baton::{Baton, Scheduled, Shared};
 use crate::crash::{identity, made};
 use crate::log::NOW;
 
@@ -26,8 +26,6 @@ const ENTRIES: u64 = 32;
 /// The cleaner and the copier.
 const CLEANS: usize = WRITERS;
 const COPIES: usize = WRITERS + 1;
-
-type Shared<'a> = Log<Scheduled<'a>, Scheduled<'a>>;
 
 enum Event {
     /// A change was made, and is in the log; its file is still locked.
@@ -90,8 +88,7 @@ impl Run {
                 let (baton, words, image) = (&baton, &words, &image);
                 scope.spawn(move || {
                     baton.run(me, || {
-                        let shared = || Scheduled { baton, me, image, words };
-                        let log = Log::attach(shared(), shared()).expect("it is open");
+                        let log = Scheduled::log(baton, me, image, words);
                         match me {
                             CLEANS => self.clean(&log, baton),
                             COPIES => self.copy(&log, baton, words),

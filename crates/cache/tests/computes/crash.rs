@@ -16,7 +16,7 @@ use remanence_pmem::PersistenceDomain;
 use remanence_pmem::crash_image::{Choices, CrashImage, Explorer, Failure, Seeded};
 use remanence_pmem::layout::Uuid;
 
-use crate::baton::{Baton, Scheduled};
+use crate::baton::{Baton, Scheduled, Shared};
 use crate::files::{Change, Disk, Files, recover};
 use crate::log::NOW;
 
@@ -140,8 +140,7 @@ impl Run {
                 let (baton, words) = (&baton, &words);
                 scope.spawn(move || {
                     baton.run(me, || {
-                        let shared = || Scheduled { baton, me, image, words };
-                        let log = Log::attach(shared(), shared()).expect("it is open");
+                        let log = Scheduled::log(baton, me, image, words);
                         if me < writers {
                             self.write(me, &log, image, baton)
                         } else {
@@ -153,7 +152,7 @@ impl Run {
         });
     }
 
-    fn write(&self, me: usize, log: &Log<Scheduled<'_>, Scheduled<'_>>, image: &CrashImage, baton: &Baton) {
+    fn write(&self, me: usize, log: &Shared<'_>, image: &CrashImage, baton: &Baton) {
         let mut choices = Seeded::new(self.seed * 31 + me as u64);
         let owner = Owner::new(me as u32);
         let each = self.setting.changes;
@@ -192,7 +191,7 @@ impl Run {
         }
     }
 
-    fn clean(&self, me: usize, log: Log<Scheduled<'_>, Scheduled<'_>>, image: &CrashImage, baton: &Baton) {
+    fn clean(&self, me: usize, log: Shared<'_>, image: &CrashImage, baton: &Baton) {
         if !self.setting.cleans {
             return;
         }

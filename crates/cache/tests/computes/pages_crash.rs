@@ -14,8 +14,9 @@ use remanence_cache::pages::recovery::{Outcome, Policy, scan};
 use remanence_cache::pages::{Access, Pages, Step};
 use remanence_cache::table::FileId;
 use remanence_effort::{replay, seeds};
+use remanence_pmem::PersistenceDomain;
 use remanence_pmem::crash_image::{Choices, CrashImage, Explorer, Failure, Lazy, Seeded};
-use remanence_pmem::{Medium, PersistenceDomain};
+use remanence_pmem::watched::{Watch, Watched};
 
 use crate::baton::Baton;
 use crate::crash::FILES;
@@ -27,69 +28,35 @@ thread_local! {
     static ME: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
-/// A medium of which each change is a step.
-struct Stepping<'a> {
-    baton: &'a Baton,
-    image: &'a CrashImage,
-}
+/// Each change of a medium is a step.
+struct Steps<'a>(&'a Baton);
 
-impl Stepping<'_> {
+impl Steps<'_> {
     fn step(&self) {
         if let Some(me) = ME.get() {
-            self.baton.step(me);
+            self.0.step(me);
         }
     }
 }
 
-impl Medium for Stepping<'_> {
-    fn len(&self) -> u64 {
-        self.image.len()
-    }
+impl Watch for Steps<'_> {
+    const STEP: usize = 32;
 
-    fn read(&self, offset: u64, into: &mut [u8]) {
-        self.image.read(offset, into);
-    }
-
-    fn write(&self, offset: u64, bytes: &[u8]) {
-        for (n, piece) in bytes.chunks(32).enumerate() {
-            self.step();
-            self.image.write(offset + 32 * n as u64, piece);
-        }
-    }
-
-    fn load_u64(&self, offset: u64) -> u64 {
-        self.image.load_u64(offset)
-    }
-
-    fn store_u64(&self, offset: u64, value: u64) {
+    fn store(&self, _: Range<u64>) {
         self.step();
-        self.image.store_u64(offset, value);
     }
 
-    fn compare_and_swap(&self, offset: u64, compare: u64, swap: u64) -> u64 {
+    fn pfence(&self) {
         self.step();
-        self.image.compare_and_swap(offset, compare, swap)
-    }
-
-    fn fetch_add(&self, offset: u64, add: u64) -> u64 {
-        self.step();
-        self.image.fetch_add(offset, add)
-    }
-
-    fn pwb(&self, range: Range<u64>) {
-        self.image.pwb(range);
-    }
-
-    fn pfence(&self) -> io::Result<()> {
-        self.step();
-        self.image.pfence()
     }
 
     fn psync(&self) -> io::Result<()> {
         self.step();
-        self.image.psync()
+        Ok(())
     }
 }
+
+type Stepping<'a> = Watched<&'a CrashImage, Steps<'a>>;
 
 /// What a user, or the disk, has seen.
 #[derive(Clone, Debug)]
@@ -182,8 +149,8 @@ impl Run {
     fn workload(&self, image: &CrashImage) {
         let writers = self.setting.writers;
         let baton = Baton::new(&vec![u64::MAX; writers + 1], KEEPER + 1, self.seed);
-        let pages =
-            Pages::start(Stepping { baton: &baton, image }, self.setting.promise).expect("it is clean");
+        let pages = Pages::start(Watched { medium: image, watch: Steps(&baton) }, self.setting.promise)
+            .expect("it is clean");
         let disk = Mutex::new(initial());
         for file in (0..FILES).map(FileId) {
             pages.open_file(file, content(&initial(), file).len() as u64);
@@ -554,7 +521,8 @@ fn writes_that_overlap_have_one_order_in_the_pages_and_in_a_recovery() {
         println!("{}", replay(seed));
         let image = made(8, 8, Promise::AtReturn, PersistenceDomain::Adr);
         let baton = Baton::new(&[u64::MAX; 2], 1, seed);
-        let pages = Pages::start(Stepping { baton: &baton, image: &image }, Promise::AtReturn).unwrap();
+        let pages =
+            Pages::start(Watched { medium: &image, watch: Steps(&baton) }, Promise::AtReturn).unwrap();
         pages.open_file(FileId(1), 0);
         let ranges = [(0, 170), (30, 150)];
         std::thread::scope(|scope| {

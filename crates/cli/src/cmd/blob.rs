@@ -10,20 +10,13 @@ use crate::device;
 use crate::fail::Fail;
 use crate::ui::{self, Bar};
 
-#[derive(clap::Args, Debug)]
-pub(crate) struct Args {
-    #[command(subcommand)]
-    verb: Verb,
-}
-
-#[derive(clap::Subcommand, Debug)]
-enum Verb {
+crate::cmd::subcommands! {
     /// List the blobs of one server
-    List(List),
+    List(List) => list,
     /// Delete a blob on all servers
-    Delete(Delete),
+    Delete(Delete) => delete,
     /// Bring one server up to date from the others
-    Sync(Sync),
+    Sync(Sync) => sync,
 }
 
 #[derive(clap::Args, Debug)]
@@ -62,14 +55,6 @@ struct Sync {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
-}
-
-pub(crate) fn run(args: &Args) -> Result<(), Fail> {
-    match &args.verb {
-        Verb::List(args) => list(args),
-        Verb::Delete(args) => delete(args),
-        Verb::Sync(args) => sync(args),
-    }
 }
 
 fn list(args: &List) -> Result<(), Fail> {

@@ -21,6 +21,30 @@ mod verbs;
 
 use crate::fail::Fail;
 
+/// Makes a command of subcommands: what each of them takes, and what it does with that.
+macro_rules! subcommands {
+    ($(#![$own:meta])* $($(#[$meta:meta])* $name:ident($args:ty) => $run:path,)*) => {
+        #[derive(clap::Args, Debug)]
+        $(#[$own])*
+        pub(crate) struct Args {
+            #[command(subcommand)]
+            subcommand: Subcommand,
+        }
+
+        #[derive(clap::Subcommand, Debug)]
+        enum Subcommand {
+            $($(#[$meta])* $name($args),)*
+        }
+
+        pub(crate) fn run(args: &Args) -> Result<(), $crate::fail::Fail> {
+            match &args.subcommand {
+                $(Subcommand::$name(args) => $run(args),)*
+            }
+        }
+    };
+}
+use subcommands;
+
 #[derive(clap::Subcommand, Debug)]
 pub(crate) enum Command {
     /// The whole story on this machine: write durably to three servers, kill them, recover, verify

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use remanence_pmem::{PersistenceDomain, Region};
-use remanence_pool::server::{self, Limits, Port, Server};
+use remanence_pool::server::{self, Port, Server};
 use remanence_pool::{Pool, State};
 use serde_json::json;
 

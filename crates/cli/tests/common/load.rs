@@ -16,7 +16,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 pub(crate) type Known = BTreeMap<String, (u64, Vec<u64>)>;
 
 pub(crate) fn context() -> Context {
-    Context::open(remanence_verbs::Options::udp(address().into())).expect("a device")
+    Context::open(remanence_verbs::Options::udp(address())).expect("a device")
 }
 
 fn value(n: u64) -> Vec<u8> {

@@ -2,22 +2,14 @@
 #![allow(dead_code, reason = "each test program uses a part")]
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 
+pub(crate) use remanence_effort::address;
 use serde_json::Value;
 use tempfile::TempDir;
-
-/// An address of 127/8 that no other test of this or another process uses at the moment.
-pub(crate) fn address() -> Ipv4Addr {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let process = std::process::id() % 60_000 + 256;
-    let n = NEXT.fetch_add(1, Ordering::Relaxed) % 254 + 1;
-    Ipv4Addr::new(127, (process >> 8) as u8, process as u8, n as u8)
-}
 
 /// The program, with nothing of our own environment that it would read, and a local address of its own.
 pub(crate) fn rem() -> Command {
@@ -123,39 +115,67 @@ pub(crate) fn run_with_input(command: &mut Command, input: &[u8]) -> Said {
     Said::of(output)
 }
 
-/// A server process with a pool in a directory of its own.
+/// What is served: by which words, in which file, and how where nothing else is said.
+pub(crate) struct Kind {
+    pub(crate) command: &'static [&'static str],
+    pub(crate) file: &'static str,
+    pub(crate) usual: &'static [(&'static str, &'static str)],
+}
+
+const POOL: Kind = Kind { command: &["serve"], file: "pool", usual: &[] };
+
+/// A server process with a file in a directory of its own.
 pub(crate) struct Server {
     pub(crate) dir: TempDir,
-    pub(crate) address: Ipv4Addr,
+    pub(crate) address: IpAddr,
     pub(crate) child: Option<Child>,
     pub(crate) ready: Value,
+    kind: &'static Kind,
 }
 
 impl Server {
+    /// Of a pool.
     pub(crate) fn new(size: &str) -> Self {
-        let dir = tempfile::tempdir().expect("a directory");
-        let mut this = Self { dir, address: address(), child: None, ready: Value::Null };
-        this.start(&["--size", size]);
+        Self::of(&POOL, tempfile::tempdir(), &["--size", size])
+    }
+
+    pub(crate) fn of(kind: &'static Kind, dir: std::io::Result<TempDir>, more: &[&str]) -> Self {
+        let dir = dir.expect("a directory");
+        let mut this = Self { dir, address: address(), child: None, ready: Value::Null, kind };
+        this.start(more);
         this
     }
 
-    pub(crate) fn pool(&self) -> PathBuf {
-        self.dir.path().join("pool")
+    pub(crate) fn file(&self) -> PathBuf {
+        self.dir.path().join(self.kind.file)
     }
 
     pub(crate) fn token_file(&self) -> PathBuf {
         self.dir.path().join("pool.token")
     }
 
-    /// `rem serve`, as this server is started.
+    pub(crate) fn name(&self) -> String {
+        self.address.to_string()
+    }
+
+    /// Where it says that it is.
+    pub(crate) fn addr(&self) -> SocketAddr {
+        self.ready["address"].as_str().expect("an address").parse().expect("an address")
+    }
+
+    /// How this server is started.
     pub(crate) fn command(&self) -> Command {
         let mut command = rem();
-        command.arg("serve").arg(self.pool()).args(["--listen", &self.address.to_string(), "--json"]);
+        command.args(self.kind.command).arg(self.file()).args(["--listen", &self.name(), "--json"]);
         command
     }
 
     pub(crate) fn start(&mut self, more: &[&str]) {
-        let (child, ready) = start(self.command().args(more).stdin(Stdio::null()).stderr(Stdio::piped()));
+        let mut command = self.command();
+        for (option, value) in self.kind.usual.iter().filter(|(option, _)| !more.contains(option)) {
+            command.args([option, value]);
+        }
+        let (child, ready) = start(command.args(more).stderr(Stdio::piped()));
         self.ready = ready;
         assert_eq!(self.ready["event"], "ready");
         self.child = Some(child);
@@ -163,9 +183,10 @@ impl Server {
 
     /// Ends the server with SIGKILL, and waits until it has ended.
     pub(crate) fn kill(&mut self) {
-        let mut child = self.child.take().expect("it runs");
-        child.kill().expect("it runs");
-        child.wait().expect("it ends");
+        if let Some(mut child) = self.child.take() {
+            child.kill().expect("it runs");
+            child.wait().expect("it ends");
+        }
     }
 
     /// SIGTERM; what it said at last.
@@ -184,10 +205,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        if let Some(mut child) = self.child.take() {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
+        self.kill();
     }
 }
 

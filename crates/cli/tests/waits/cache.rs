@@ -13,14 +13,9 @@ use crate::common::{Said, rem, run};
 pub(crate) fn library() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
-        let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("below cargo's directory");
-        let status = Command::new(env!("CARGO"))
-            .args(["build", "--quiet", "--locked", "-p", "remanence-preload", "--lib", "--target-dir"])
-            .arg(target)
-            .current_dir(env!("CARGO_MANIFEST_DIR"))
-            .status();
-        assert!(status.expect("cargo runs").success(), "the library does not build");
-        target.join("debug/libremanence_preload.so")
+        let made =
+            remanence_effort::built(env!("CARGO_TARGET_TMPDIR"), &["-p", "remanence-preload", "--lib"]);
+        made.join("libremanence_preload.so")
     })
 }
 

@@ -237,7 +237,7 @@ fn doctor_asks_a_live_server_what_both_can_rely_on() {
     let dir = tempfile::tempdir().expect("a directory");
     let region =
         remanence_pmem::FileOptions::new().create(1 << 20).open(dir.path().join("m")).expect("a file");
-    let options = remanence_verbs::Options::udp(common::address().into());
+    let options = remanence_verbs::Options::udp(common::address());
     let device = remanence_verbs::Context::open(options).expect("a device");
     let options = remanence_remote::ServerOptions::new(&device, region, 0);
     let mut server = remanence_remote::Server::bind(options).expect("a server");

@@ -5,78 +5,28 @@ use crate::load::{self, PATIENCE};
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{Sparse, address, rem, run, run_with_input, start};
+use common::{Kind, Server, Sparse, address, rem, run, run_with_input, start};
 use remanence_kv_live::{ConnectOptions, Store};
 use serde_json::Value;
-use tempfile::TempDir;
+
+/// Long enough that nobody is cut off because the machine is busy.
+const STORE: Kind =
+    Kind { command: &["kv", "serve"], file: "store", usual: &[("--size", "4M"), ("--lease", "30000")] };
 
 /// A server of a store in a file of its own.
-struct Server {
-    dir: TempDir,
-    address: Ipv4Addr,
-    child: Option<Child>,
-    ready: Value,
+fn serve(more: &[&str]) -> Server {
+    serve_under("/dev/shm", more)
 }
 
-impl Server {
-    fn new(more: &[&str]) -> Self {
-        Self::under("/dev/shm", more)
-    }
-
-    fn under(parent: &str, more: &[&str]) -> Self {
-        let dir = tempfile::tempdir_in(parent).expect("a directory");
-        let mut this = Self { dir, address: address(), child: None, ready: Value::Null };
-        this.start(more);
-        this
-    }
-
-    fn file(&self) -> PathBuf {
-        self.dir.path().join("store")
-    }
-
-    fn start(&mut self, more: &[&str]) {
-        let mut command = rem();
-        command.args(["kv", "serve"]).arg(self.file());
-        command.args(["--listen", &self.address.to_string(), "--json"]).args(more);
-        // Long enough that nobody is cut off because the machine is busy.
-        for (option, value) in [("--size", "4M"), ("--lease", "30000")] {
-            if !more.contains(&option) {
-                command.args([option, value]);
-            }
-        }
-        let (child, ready) = start(command.stderr(Stdio::piped()));
-        self.ready = ready;
-        self.child = Some(child);
-    }
-
-    /// Ends the server with SIGKILL, and waits until it has ended.
-    fn kill(&mut self) {
-        if let Some(mut child) = self.child.take() {
-            child.kill().expect("it runs");
-            child.wait().expect("it ends");
-        }
-    }
-
-    fn name(&self) -> String {
-        self.address.to_string()
-    }
-
-    fn addr(&self) -> SocketAddr {
-        self.ready["address"].as_str().expect("an address").parse().expect("an address")
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.kill();
-    }
+fn serve_under(parent: &str, more: &[&str]) -> Server {
+    Server::of(&STORE, tempfile::tempdir_in(parent), more)
 }
 
 fn kv(server: &Server, verb: &str, more: &[&str]) -> common::Said {
@@ -89,7 +39,7 @@ fn text(bytes: Vec<u8>) -> String {
 
 #[test]
 fn values_go_in_and_come_out() {
-    let mut server = Server::new(&[]);
+    let mut server = serve(&[]);
     assert_eq!(server.ready["made"].as_bool(), Some(true));
     let version = text(kv(&server, "put", &["greeting", "hello"]).good());
     assert_eq!(kv(&server, "get", &["greeting"]).good(), b"hello");
@@ -189,7 +139,7 @@ impl GoodBut for common::Said {
 
 #[test]
 fn a_store_whose_journal_was_cut_or_is_gone_is_refused() {
-    let mut server = Server::under("/var/tmp", &[]);
+    let mut server = serve_under("/var/tmp", &[]);
     // Small and large values are written in different ways there, and promise the same.
     let large = "v".repeat(20_000);
     let promises = ["value", &large].map(|value| {
@@ -249,7 +199,7 @@ fn kv_file(verb: &str, file: &Path, output: Option<&Path>) -> Command {
 
 #[test]
 fn who_looks_at_the_file_of_a_killed_server_finds_what_it_acknowledged_and_changes_nothing() {
-    let mut server = Server::under("/var/tmp", &[]);
+    let mut server = serve_under("/var/tmp", &[]);
     let blank = std::fs::read(server.file()).expect("a store");
     let mut put = rem();
     put.args(["kv", "put", &server.name(), "--batch"]);
@@ -330,7 +280,7 @@ fn a_sparse_file_that_is_no_store_is_left_as_it_is() {
 #[test]
 fn a_store_grows_to_the_size_that_is_asked_for_and_does_not_shrink() {
     for parent in ["/var/tmp", "/dev/shm"] {
-        let mut server = Server::under(parent, &["--size", "2M"]);
+        let mut server = serve_under(parent, &["--size", "2M"]);
         let grown_from = |server: &Server| server.ready["grown_from"].as_u64();
         let value = "v".repeat(100_000);
         let fill = |server: &Server, keys: std::ops::Range<usize>| {
@@ -378,7 +328,7 @@ fn a_store_grows_to_the_size_that_is_asked_for_and_does_not_shrink() {
 
 #[test]
 fn what_cannot_be_done_is_said_in_a_sentence() {
-    let server = Server::new(&["--size", "1M"]);
+    let server = serve(&["--size", "1M"]);
     let long = "k".repeat(1025);
     kv(&server, "put", &[&long, "v"]).bad("1 to 1024 bytes");
     let refused = kv(&server, "put", &[&long, "v"]).stderr;
@@ -423,7 +373,7 @@ fn what_cannot_be_done_is_said_in_a_sentence() {
 
 #[test]
 fn a_client_that_is_killed_leaves_whole_values() {
-    let server = Server::new(&["--lease", "5000", "--size", "16M"]);
+    let server = serve(&["--lease", "5000", "--size", "16M"]);
     for round in 0..2 {
         let mut writer = rem();
         writer.args(["kv", "put", &server.name(), "--batch"]);
@@ -466,7 +416,7 @@ fn connect(addr: SocketAddr) -> Store {
 
 #[test]
 fn a_server_that_is_killed_under_load_has_everything_that_was_acknowledged() {
-    let mut server = Server::new(&["--size", "16M"]);
+    let mut server = serve(&["--size", "16M"]);
     let addr = server.addr();
     let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
@@ -491,7 +441,7 @@ fn a_server_that_is_killed_under_load_has_everything_that_was_acknowledged() {
 
 #[test]
 fn the_place_of_a_client_that_died_is_free_again() {
-    let server = Server::new(&["--clients", "1"]);
+    let server = serve(&["--clients", "1"]);
     let mut writer = rem();
     writer.args(["kv", "put", &server.name(), "--batch"]);
     writer.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
@@ -519,7 +469,7 @@ fn who_has_the_token_for_readers_looks_and_changes_nothing() {
     run(rem().args(["kv", "serve", &path("store"), "--reader-token-file", &readers]))
         .bad("needs one for writers beside it");
     assert!(!dir.path().join("readers").exists() && !dir.path().join("store").exists());
-    let server = Server::new(&["--token-file", &writers, "--reader-token-file", &readers]);
+    let server = serve(&["--token-file", &writers, "--reader-token-file", &readers]);
     assert_eq!(server.ready["reader_token_file"].as_str(), Some(&readers[..]));
     assert_ne!(server.ready["reader_token_fingerprint"], server.ready["token_fingerprint"]);
     let (writer, reader) = (["--token-file", &writers], ["--token-file", &readers]);
@@ -570,7 +520,7 @@ fn who_has_the_token_for_readers_looks_and_changes_nothing() {
 
 #[test]
 fn a_dump_brings_everything_back_and_a_broken_file_is_salvaged() {
-    let mut one = Server::new(&[]);
+    let mut one = serve(&[]);
     let at = one.name();
     let kv = |verb: &str, more: &[&str]| {
         let mut command = rem();
@@ -609,7 +559,7 @@ fn a_dump_brings_everything_back_and_a_broken_file_is_salvaged() {
     );
     // Cut short, nothing of it is written.
     let whole = std::fs::read(&dump).expect("a dump");
-    let two = Server::new(&[]);
+    let two = serve(&[]);
     let to = two.name();
     std::fs::write(&again, &whole[..whole.len() - 20]).expect("written");
     run(&mut kv("load", &[&to, &again])).bad("nothing was written");
@@ -652,7 +602,7 @@ fn a_dump_brings_everything_back_and_a_broken_file_is_salvaged() {
 /// Damage that covers the key as well as what is in front of it leaves nothing to name.
 #[test]
 fn a_value_of_which_nobody_can_tell_the_key_is_not_passed_over() {
-    let mut server = Server::new(&["--journal", "off"]);
+    let mut server = serve(&["--journal", "off"]);
     {
         let mut store = connect(server.addr());
         for n in 100..200 {
@@ -697,7 +647,7 @@ fn a_value_of_which_nobody_can_tell_the_key_is_not_passed_over() {
 
 #[test]
 fn a_port_that_is_taken_leaves_no_new_file() {
-    let server = Server::new(&[]);
+    let server = serve(&[]);
     let (dir, at) = (tempfile::tempdir().expect("a directory"), server.addr().to_string());
     let members = format!("{at},127.0.0.1:1,127.0.0.1:2");
     let commands = [
@@ -719,7 +669,7 @@ fn a_port_that_is_taken_leaves_no_new_file() {
         let _ = std::fs::remove_dir_all(dir.path().join("file"));
     }
     // A file that was there stays.
-    let mut other = Server::new(&[]);
+    let mut other = serve(&[]);
     other.kill();
     run(rem().args(["kv", "serve", "--listen", &at]).arg(other.file())).bad("");
     assert!(other.file().exists());

@@ -4,60 +4,16 @@ use crate::common;
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader};
-use std::net::Ipv4Addr;
-use std::path::PathBuf;
 use std::process::{Child, Stdio};
 
-use common::{Said, Sparse, address, rem, run, run_with_input, start};
+use common::{Kind, Said, Server, Sparse, address, rem, run, run_with_input, start};
 use serde_json::Value;
-use tempfile::TempDir;
+
+const LOG: Kind = Kind { command: &["log", "serve"], file: "log", usual: &[("--size", "2M")] };
 
 /// A server of a log in a file of its own.
-struct Server {
-    dir: TempDir,
-    address: Ipv4Addr,
-    child: Option<Child>,
-    ready: Value,
-}
-
-impl Server {
-    fn new(place: Option<&str>, more: &[&str]) -> Self {
-        let dir = place.map_or_else(tempfile::tempdir, tempfile::tempdir_in).expect("a directory");
-        let mut this = Self { dir, address: address(), child: None, ready: Value::Null };
-        this.start(more);
-        this
-    }
-
-    fn file(&self) -> PathBuf {
-        self.dir.path().join("log")
-    }
-
-    fn start(&mut self, more: &[&str]) {
-        let mut command = rem();
-        command.args(["log", "serve"]).arg(self.file());
-        command.args(["--listen", &self.address.to_string(), "--json", "--size", "2M"]).args(more);
-        let (child, ready) = start(command.stderr(Stdio::piped()));
-        self.ready = ready;
-        self.child = Some(child);
-    }
-
-    /// Ends the server with SIGKILL, and waits until it has ended.
-    fn kill(&mut self) {
-        if let Some(mut child) = self.child.take() {
-            child.kill().expect("it runs");
-            child.wait().expect("it ends");
-        }
-    }
-
-    fn name(&self) -> String {
-        self.address.to_string()
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.kill();
-    }
+fn serve(place: Option<&str>, more: &[&str]) -> Server {
+    Server::of(&LOG, place.map_or_else(tempfile::tempdir, tempfile::tempdir_in), more)
 }
 
 fn tail(server: &Server, more: &[&str]) -> Vec<Value> {
@@ -70,7 +26,7 @@ fn tail(server: &Server, more: &[&str]) -> Vec<Value> {
 #[test]
 fn records_go_in_come_out_and_are_trimmed() {
     for mode in ["singleton", "compound"] {
-        let mut server = Server::new(Some("/dev/shm"), &["--mode", mode]);
+        let mut server = serve(Some("/dev/shm"), &["--mode", mode]);
         assert_eq!((server.ready["made"].as_bool(), server.ready["next"].as_u64()), (Some(true), Some(0)));
         let mut append = rem();
         append.args(["log", "append", &server.name()]);
@@ -111,7 +67,7 @@ fn records_go_in_come_out_and_are_trimmed() {
 
 #[test]
 fn three_servers_go_on_without_one_and_it_is_brought_up_to_date() {
-    let mut servers: Vec<Server> = (0..3).map(|_| Server::new(Some("/dev/shm"), &[])).collect();
+    let mut servers: Vec<Server> = (0..3).map(|_| serve(Some("/dev/shm"), &[])).collect();
     let names = servers.iter().map(Server::name).collect::<Vec<_>>().join(",");
     let append = |input: &[u8], more: &[&str]| {
         let mut command = rem();
@@ -151,7 +107,7 @@ fn three_servers_go_on_without_one_and_it_is_brought_up_to_date() {
 
 #[test]
 fn what_is_wrong_is_said_in_a_sentence() {
-    let mut server = Server::new(Some("/dev/shm"), &["--segment", "4K"]);
+    let mut server = serve(Some("/dev/shm"), &["--segment", "4K"]);
     let name = server.name();
     run_with_input(rem().args(["log", "append", &name, "--whole"]), &[7; 5000])
         .bad("does not fit into a segment");
@@ -218,7 +174,7 @@ fn a_log_that_cannot_be_made_leaves_no_file_behind() {
 /// Kills the server while lines are appended, again and again; every line whose number was printed must be there.
 fn kill_under_load(place: Option<&str>, more: &[&str], op: Option<&str>) {
     let rounds = remanence_effort::rounds(3, 60);
-    let mut server = Server::new(place, more);
+    let mut server = serve(place, more);
     let mut acknowledged: BTreeMap<u64, String> = BTreeMap::new();
     for round in 0..rounds {
         let input = server.dir.path().join("input");
@@ -278,7 +234,7 @@ fn a_killed_server_with_messages_in_its_file_loses_nothing_that_was_acknowledged
 
 #[test]
 fn a_log_that_was_cut_within_its_journal_is_refused() {
-    let mut server = Server::new(Some("/var/tmp"), &[]);
+    let mut server = serve(Some("/var/tmp"), &[]);
     run_with_input(rem().args(["log", "append", &server.name()]), b"a record\n").good();
     server.kill();
     run(rem().args(["log", "verify"]).arg(server.file())).good();
@@ -334,7 +290,7 @@ fn a_log_with_a_token_is_for_those_who_have_it() {
     let dir = tempfile::tempdir().expect("a directory");
     let file = dir.path().join("token");
     let name = file.to_str().expect("UTF-8");
-    let server = Server::new(Some("/dev/shm"), &["--token-file", name]);
+    let server = serve(Some("/dev/shm"), &["--token-file", name]);
     assert_eq!(server.ready["token_file"], name);
     assert!(server.ready["token_fingerprint"].is_string());
     let secret = std::fs::read_to_string(&file).expect("it was made");
@@ -351,7 +307,7 @@ fn a_log_with_a_token_is_for_those_who_have_it() {
     assert_eq!(tail(&server, &["--token-file", name]).len(), 2);
     run(rem().args(["log", "verify", &server.name(), "--token-file", name])).good();
     // An open server is not one for a client with a token: it could be anybody's.
-    let open = Server::new(Some("/dev/shm"), &[]);
+    let open = serve(Some("/dev/shm"), &[]);
     let mut command = rem();
     command.args(["log", "append", &open.name(), "--token-file", name]);
     run_with_input(&mut command, b"paid 17\n").bad("did not prove that it has the token");
@@ -390,7 +346,7 @@ fn without_a_token_a_log_is_not_served_to_other_machines_unless_that_is_said() {
 /// An input that has no end is refused where it is longer than any record, and what came before it is appended.
 #[test]
 fn a_record_without_end_is_refused() {
-    let server = Server::new(Some("/dev/shm"), &[]);
+    let server = serve(Some("/dev/shm"), &[]);
     for more in [&[][..], &["--whole"]] {
         let mut append = rem();
         append.args(["log", "append", &server.name(), "--file", "/dev/zero"]).args(more);

@@ -28,7 +28,7 @@ impl Members {
     fn new(count: usize, more: impl FnOnce(&TempDir) -> Vec<String>) -> Self {
         let dir = tempfile::tempdir_in("/dev/shm").expect("a directory");
         let more = more(&dir);
-        let addrs = (0..count).map(|_| SocketAddr::new(address().into(), 7471)).collect();
+        let addrs = (0..count).map(|_| SocketAddr::new(address(), 7471)).collect();
         let children = (0..count).map(|_| None).collect();
         let mut this = Self { dir, addrs, more, children, ready: vec![Value::Null; count] };
         (0..count).for_each(|n| this.start(n));

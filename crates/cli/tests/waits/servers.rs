@@ -257,11 +257,11 @@ fn a_damaged_copy_never_reaches_the_user() {
     let data = bytes(5, 300_000);
     run_with_input(client("put", &[&one, &two]).args(["--name", "a", "-"]), &data).good();
     one.stop();
-    let mut pool = fs::read(one.pool()).expect("there");
+    let mut pool = fs::read(one.file()).expect("there");
     // Wherever the blob lies: a run of its bytes is found, and one of them changed.
     let at = pool.windows(64).position(|w| w == &data[100_000..100_064]).expect("in the pool");
     pool[at] ^= 1;
-    fs::write(one.pool(), pool).expect("written");
+    fs::write(one.file(), pool).expect("written");
     run(one.command().arg("--check")).bad("the pool holds damaged blobs: \"a\"");
     one.start(&[]);
     let here = tempfile::tempdir().expect("a directory");
@@ -309,7 +309,7 @@ fn a_server_that_is_not_there_is_said() {
 fn a_pool_that_cannot_be_served_is_said() {
     let mut server = Server::new("16M");
     let mut second = rem();
-    second.arg("serve").arg(server.pool()).args(["--listen", &common::address().to_string()]);
+    second.arg("serve").arg(server.file()).args(["--listen", &common::address().to_string()]);
     run(&mut second).bad("in use");
     let elsewhere = tempfile::tempdir().expect("a directory");
     let mut third = rem();
@@ -322,16 +322,16 @@ fn a_pool_that_cannot_be_served_is_said() {
     run(&mut third).bad("port 7471 is taken");
     server.stop();
     run(server.command().args(["--size", "32M"])).bad("leave --size out");
-    let whole = fs::read(server.pool()).expect("there");
+    let whole = fs::read(server.file()).expect("there");
     let mut other = whole.clone();
     other[8] = 200;
-    fs::write(server.pool(), &other).expect("written");
+    fs::write(server.file(), &other).expect("written");
     run(&mut server.command()).bad("format version 200");
-    fs::write(server.pool(), &whole[..1_000_000]).expect("written");
+    fs::write(server.file(), &whole[..1_000_000]).expect("written");
     run(&mut server.command()).bad("truncated: 1000000 of 16777216 bytes are left");
-    fs::write(server.pool(), b"#!/bin/sh\n").expect("written");
+    fs::write(server.file(), b"#!/bin/sh\n").expect("written");
     run(&mut server.command()).bad("too few for a pool");
-    fs::write(server.pool(), [b'x'; 9000]).expect("written");
+    fs::write(server.file(), [b'x'; 9000]).expect("written");
     run(&mut server.command()).bad("not a pool file");
     let mut huge = rem();
     huge.arg("serve").arg(elsewhere.path().join("huge")).args(["--size", "15T"]);

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use remanence_codec::{Malformed, Reader, Writer};
+use remanence_codec::{Field, Malformed, Protocol, Reader, Writer, clipped, fields};
 
 use crate::log::Epoch;
 
@@ -90,21 +90,80 @@ impl fmt::Display for Refusal {
     }
 }
 
+/// The protocol of a host, for the tables of its messages.
+enum Host {}
+
+impl Protocol for Host {
+    const BIG_ENDIAN: bool = false;
+}
+
+fields! { Host: enum Request {
+    1 = Open,
+    2 = Command { session, number, command },
+} }
+
+fields! { Host: enum Reply {
+    1 = Opened(session),
+    2 = Done(answer),
+    3 = Unknown(why),
+    4 = Refused(refusal),
+    5 = Oversized { len, max },
+} }
+
+fields! { Host: enum Refusal {
+    1 = Busy,
+    2 = Full,
+    3 = Late,
+    4 = Expired,
+    5 = Stale,
+    6 = TooLong(max),
+    7 = TooFew(why),
+    8 = Replaced(epoch),
+} }
+
+fields!(Host: Epoch { 0 });
+
+/// Bytes are the last of a message.
+impl Field<Host> for Vec<u8> {
+    fn emit(&self, to: &mut Writer) {
+        to.bytes(self);
+    }
+
+    fn parse(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+        from.take(from.rest().len()).map(<[u8]>::to_vec)
+    }
+}
+
+/// And so is a sentence, which is cut if it is too long.
+impl Field<Host> for String {
+    fn emit(&self, to: &mut Writer) {
+        to.bytes(clipped(self, SENTENCE).as_bytes());
+    }
+
+    fn parse(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+        Ok(Self::from_utf8_lossy(from.take(from.rest().len())?).into_owned())
+    }
+}
+
+/// The bytes of a message.
+fn emit(message: &impl Field<Host>) -> Vec<u8> {
+    let mut out = Writer::new(usize::MAX);
+    message.emit(&mut out);
+    out.finish().expect("it has no limit")
+}
+
+/// All of the bytes of a message.
+fn parse<T: Field<Host>>(bytes: &[u8]) -> Result<T, Malformed> {
+    let mut reader = Reader::new(bytes);
+    let message = T::parse(&mut reader)?;
+    reader.end().map(|()| message)
+}
+
 impl Request {
     /// The bytes of the request.
     #[must_use]
     pub fn emit(&self) -> Vec<u8> {
-        let mut out = Writer::new(usize::MAX);
-        match self {
-            Self::Open => out.u8(1),
-            Self::Command { session, number, command } => {
-                out.u8(2);
-                out.u64_le(*session);
-                out.u64_le(*number);
-                out.bytes(command);
-            }
-        }
-        out.finish().expect("it has no limit")
+        emit(self)
     }
 
     /// What the bytes say.
@@ -112,15 +171,7 @@ impl Request {
     /// # Errors
     /// They are no request.
     pub fn parse(bytes: &[u8]) -> Result<Self, Malformed> {
-        let mut reader = Reader::new(bytes);
-        match reader.u8()? {
-            1 => reader.end().map(|()| Self::Open),
-            2 => {
-                let (session, number) = (reader.u64_le()?, reader.u64_le()?);
-                Ok(Self::Command { session, number, command: reader.rest().to_vec() })
-            }
-            _ => reader.fail(),
-        }
+        parse(bytes)
     }
 }
 
@@ -140,49 +191,7 @@ impl Reply {
     /// The bytes of the answer. A sentence that is too long is cut.
     #[must_use]
     pub fn emit(&self) -> Vec<u8> {
-        let mut out = Writer::new(usize::MAX);
-        match self {
-            Self::Opened(session) => {
-                out.u8(1);
-                out.u64_le(*session);
-            }
-            Self::Done(bytes) => {
-                out.u8(2);
-                out.bytes(bytes);
-            }
-            Self::Unknown(why) => {
-                out.u8(3);
-                out.bytes(clipped(why));
-            }
-            Self::Oversized { len, max } => {
-                out.u8(5);
-                out.u64_le(*len);
-                out.u64_le(*max);
-            }
-            Self::Refused(refusal) => {
-                out.u8(4);
-                match refusal {
-                    Refusal::Busy => out.u8(1),
-                    Refusal::Full => out.u8(2),
-                    Refusal::Late => out.u8(3),
-                    Refusal::Expired => out.u8(4),
-                    Refusal::Stale => out.u8(5),
-                    Refusal::TooLong(max) => {
-                        out.u8(6);
-                        out.u64_le(*max);
-                    }
-                    Refusal::TooFew(why) => {
-                        out.u8(7);
-                        out.bytes(clipped(why));
-                    }
-                    Refusal::Replaced(epoch) => {
-                        out.u8(8);
-                        out.u64_le(epoch.0);
-                    }
-                }
-            }
-        }
-        out.finish().expect("it has no limit")
+        emit(self)
     }
 
     /// What the bytes say.
@@ -190,34 +199,8 @@ impl Reply {
     /// # Errors
     /// They are no answer.
     pub fn parse(bytes: &[u8]) -> Result<Self, Malformed> {
-        let mut reader = Reader::new(bytes);
-        let reply = match reader.u8()? {
-            1 => Self::Opened(reader.u64_le()?),
-            2 => return Ok(Self::Done(reader.rest().to_vec())),
-            3 => return Ok(Self::Unknown(String::from_utf8_lossy(reader.rest()).into_owned())),
-            4 => Self::Refused(match reader.u8()? {
-                1 => Refusal::Busy,
-                2 => Refusal::Full,
-                3 => Refusal::Late,
-                4 => Refusal::Expired,
-                5 => Refusal::Stale,
-                6 => Refusal::TooLong(reader.u64_le()?),
-                7 => {
-                    let why = String::from_utf8_lossy(reader.rest()).into_owned();
-                    return Ok(Self::Refused(Refusal::TooFew(why)));
-                }
-                8 => Refusal::Replaced(Epoch(reader.u64_le()?)),
-                _ => return reader.fail(),
-            }),
-            5 => Self::Oversized { len: reader.u64_le()?, max: reader.u64_le()? },
-            _ => return reader.fail(),
-        };
-        reader.end().map(|()| reply)
+        parse(bytes)
     }
-}
-
-fn clipped(sentence: &str) -> &[u8] {
-    &sentence.as_bytes()[..sentence.floor_char_boundary(SENTENCE)]
 }
 
 #[cfg(test)]

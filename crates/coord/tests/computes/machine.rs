@@ -1,7 +1,6 @@
 //! The writer of a log on several servers, step by step: what it does while one of them says nothing, is too small, or comes late.
 
 use std::io;
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -15,6 +14,7 @@ use remanence_coord::log::{
     AppendError, Epoch, Geometry, GroupError, Make, Mode, OpenError, Reader, Refused, Status, Store, Writer,
 };
 use remanence_pmem::crash_image::CrashImage;
+use remanence_pmem::watched::{Watch, Watched};
 use remanence_pmem::{Medium, PersistenceDomain};
 
 const GRACE: Duration = Duration::from_millis(50);
@@ -812,21 +812,14 @@ fn the_log_of_the_highest_epoch_is_chosen_however_short_it_is() {
 /// A sync of a medium that has failed says nothing of what was written before.
 #[test]
 fn an_update_that_did_not_become_durable_is_the_last_one() {
-    let geometry = Geometry::new(DATA_AT + 8 * 512, 512).expect("fair");
-    let medium = Failing {
-        image: Arc::new(CrashImage::new(geometry.size, PersistenceDomain::Adr)),
-        fails: Arc::default(),
-        has_lost: Arc::default(),
-    };
-    let make = Make { mode: Mode::Singleton, geometry, uuid: Uuid([1; 16]), salt: 1 };
-    let mut store = Store::create(medium.clone(), &make).expect("fair");
+    let (medium, mut store) = failing();
     let epoch = Epoch::new(1, 1);
     let mut writer = Writer::new(store.grant(epoch).expect("it is the first").writer_grant(), epoch);
     let mut update = |store: &mut Store<Failing>| store.update(&writer.append(b"more").expect("room"));
     assert_eq!(update(&mut store), Ok(()));
-    medium.fails.store(true, Ordering::Relaxed);
+    medium.watch.syncs.store(true, Ordering::Relaxed);
     assert!(matches!(update(&mut store), Err(Refused::Medium(_))));
-    medium.fails.store(false, Ordering::Relaxed);
+    medium.watch.syncs.store(false, Ordering::Relaxed);
     assert!(matches!(update(&mut store), Err(Refused::Medium(_))));
     assert!(matches!(store.status(), Err(Refused::Medium(_))));
 }
@@ -834,78 +827,39 @@ fn an_update_that_did_not_become_durable_is_the_last_one() {
 /// A server that says too little would have others leave out what was acknowledged.
 #[test]
 fn zeros_in_place_of_what_the_medium_has_lost_are_not_the_end_of_the_log() {
-    let geometry = Geometry::new(DATA_AT + 8 * 512, 512).expect("fair");
-    let medium = Failing {
-        image: Arc::new(CrashImage::new(geometry.size, PersistenceDomain::Adr)),
-        fails: Arc::default(),
-        has_lost: Arc::default(),
-    };
-    let make = Make { mode: Mode::Singleton, geometry, uuid: Uuid([1; 16]), salt: 1 };
-    let mut store = Store::create(medium.clone(), &make).expect("fair");
+    let (medium, mut store) = failing();
     assert_eq!(store.status().expect("it is empty").tail.sequence, 0);
-    medium.has_lost.store(true, Ordering::Relaxed);
+    medium.watch.has_lost.store(true, Ordering::Relaxed);
     assert!(matches!(store.status(), Err(Refused::Medium(_))));
     let again = Store::open(medium);
     assert!(matches!(again, Err(OpenError::Medium(_))), "{again:?}");
 }
 
-/// Memory of which syncs fail when that is asked for, and which has lost something when that is said.
-#[derive(Clone, Debug)]
-struct Failing {
-    image: Arc<CrashImage>,
-    fails: Arc<AtomicBool>,
+/// Has syncs of a memory fail when that is asked for, and something be lost when that is said.
+#[derive(Clone, Default, Debug)]
+struct Fails {
+    syncs: Arc<AtomicBool>,
     has_lost: Arc<AtomicBool>,
 }
 
-impl Medium for Failing {
-    fn len(&self) -> u64 {
-        self.image.len()
-    }
+type Failing = Watched<Arc<CrashImage>, Fails>;
 
-    fn read(&self, offset: u64, into: &mut [u8]) {
-        self.image.read(offset, into);
-    }
+fn failing() -> (Failing, Store<Failing>) {
+    let geometry = Geometry::new(DATA_AT + 8 * 512, 512).expect("fair");
+    let image = Arc::new(CrashImage::new(geometry.size, PersistenceDomain::Adr));
+    let medium = Watched { medium: image, watch: Fails::default() };
+    let make = Make { mode: Mode::Singleton, geometry, uuid: Uuid([1; 16]), salt: 1 };
+    let store = Store::create(medium.clone(), &make).expect("fair");
+    (medium, store)
+}
 
-    fn write(&self, offset: u64, bytes: &[u8]) {
-        self.image.write(offset, bytes);
-    }
-
-    fn load_u64(&self, offset: u64) -> u64 {
-        self.image.load_u64(offset)
-    }
-
-    fn store_u64(&self, offset: u64, value: u64) {
-        self.image.store_u64(offset, value);
-    }
-
-    fn compare_and_swap(&self, offset: u64, compare: u64, swap: u64) -> u64 {
-        self.image.compare_and_swap(offset, compare, swap)
-    }
-
-    fn fetch_add(&self, offset: u64, add: u64) -> u64 {
-        self.image.fetch_add(offset, add)
-    }
-
-    fn pwb(&self, range: Range<u64>) {
-        self.image.pwb(range);
-    }
-
-    fn pfence(&self) -> io::Result<()> {
-        self.image.pfence()
-    }
-
+impl Watch for Fails {
     fn psync(&self) -> io::Result<()> {
-        if self.fails.load(Ordering::Relaxed) {
-            return Err(io::Error::other("no sync"));
-        }
-        self.image.psync()
+        if self.syncs.load(Ordering::Relaxed) { Err(io::Error::other("no sync")) } else { Ok(()) }
     }
 
     fn failure(&self) -> io::Result<()> {
-        match self.has_lost.load(Ordering::Relaxed) {
-            true => Err(io::Error::other("a page was lost")),
-            false => Ok(()),
-        }
+        if self.has_lost.load(Ordering::Relaxed) { Err(io::Error::other("a page was lost")) } else { Ok(()) }
     }
 }
 

@@ -3,11 +3,9 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-use remanence_erda_paper::baseline::{Baseline, ReadAfterWritePut, Scheme, Sizes};
-use remanence_kv::Geometry;
-use remanence_kv::client::{Call, Client, Completion, RemoteMemory, Verb, run};
+use remanence_erda_paper::baseline::{Baseline, ReadAfterWritePut, Scheme, Sizes, client};
+use remanence_kv::client::{Call, Completion, RemoteMemory, Verb, run};
 use remanence_kv::proto::{Expect, Reply, Request};
-use remanence_kv::view::{Mode, View};
 use remanence_pmem::crash_image::{CrashImage, Explorer};
 use remanence_pmem::{Medium, PersistenceDomain};
 
@@ -50,22 +48,6 @@ impl RemoteMemory for Remote<'_> {
     fn again(&mut self, _: u32) -> Result<(), Self::Error> {
         self.server.borrow_mut().apply(1).map(|_| ())
     }
-}
-
-fn client() -> Client {
-    let geometry = Geometry::for_size(1 << 20);
-    let view = View {
-        number: 1,
-        boot: 1,
-        mode: Mode::Durable,
-        replicated: false,
-        inline_max: 0,
-        geometry,
-        salt: 0,
-        tables: Vec::new(),
-        links: BTreeMap::new(),
-    };
-    Client::new(view, 0)
 }
 
 fn put(remote: &mut Remote<'_>, scheme: Scheme, key: u8, value: u8) -> Result<(), String> {

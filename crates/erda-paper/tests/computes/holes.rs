@@ -199,26 +199,8 @@ impl RemoteMemory for Remote {
     type Error = &'static str;
 
     fn post(&mut self, verbs: Vec<Verb>) -> Result<Vec<Completion>, Self::Error> {
-        let one = |verb| match verb {
-            Verb::Read { at, len } => {
-                let mut bytes = vec![0; len as usize];
-                self.image.read(at, &mut bytes);
-                Completion::Read(bytes)
-            }
-            Verb::Call(request) => Completion::Reply(self.server.borrow_mut().handle(1, self.id, &request)),
-            Verb::Write { at, bytes } => {
-                self.image.write(at, &bytes);
-                Completion::Written
-            }
-            Verb::Persist(updates) => {
-                for (at, bytes) in &updates {
-                    self.image.write_nt(*at, bytes);
-                }
-                self.image.psync().expect("memory does not fail");
-                Completion::Persistent
-            }
-        };
-        Ok(verbs.into_iter().map(one).collect())
+        let call = |request: &Request| self.server.borrow_mut().handle(1, self.id, request);
+        Ok(verbs.into_iter().map(|verb| verb.carry_out(&self.image, call)).collect())
     }
 
     fn now(&self) -> u64 {

@@ -1,11 +1,12 @@
 //! A live Erda server as a process of its own: this test binary, started again as one of its tests.
 
-use std::io::{BufRead as _, BufReader, Read as _};
+use std::io::Read as _;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::Stdio;
 use std::time::Duration;
 
+use remanence_effort::{Process, again};
 use remanence_gateway::live::Connector;
 use remanence_kv_live::{ConnectOptions, Server, ServerOptions, Stop};
 use remanence_verbs::Context;
@@ -44,46 +45,23 @@ pub(crate) fn serve() {
 }
 
 pub(crate) struct Served {
-    child: Child,
-    _stdin: ChildStdin,
+    process: Process,
     pub(crate) address: SocketAddr,
 }
 
 impl Served {
     /// Starts the server; port 0 is one that is free.
     pub(crate) fn start(file: &Path, address: SocketAddr) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "store::the_server_of_these_tests", "--nocapture", "--test-threads=1"])
-            .env(FILE, file)
-            .env(ADDRESS, address.to_string())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let stdin = child.stdin.take().unwrap();
-        let mut said = BufReader::new(child.stdout.take().unwrap());
-        let mut line = String::new();
-        let address = loop {
-            line.clear();
-            assert!(said.read_line(&mut line).unwrap() > 0, "the server ended");
-            if let Some((_, address)) = line.trim_end().split_once("ready ") {
-                break address.parse().unwrap();
-            }
-        };
-        Self { child, _stdin: stdin, address }
+        let mut command = again("store::the_server_of_these_tests");
+        command.env(FILE, file).env(ADDRESS, address.to_string()).stdin(Stdio::piped());
+        let mut process = Process::start(&mut command);
+        let address = process.after("ready ").expect("the server ended").parse().unwrap();
+        Self { process, address }
     }
 
     /// SIGKILL, and its end.
     pub(crate) fn kill(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-}
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.process.kill();
     }
 }
 

@@ -4,7 +4,6 @@
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read as _, Write as _};
-use std::ops::Range;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,6 +19,7 @@ use remanence_kv::proto::{Changed, Inline, Refusal, Reply, Request};
 use remanence_kv::server::{ClientId, Options as StoreOptions, Server, format};
 use remanence_kv::view::Mode;
 use remanence_pmem::crash_image::{CrashImage, EveryWay, Failure};
+use remanence_pmem::watched::{Watch, Watched};
 use remanence_pmem::{Medium, PersistenceDomain};
 use remanence_resp::engine::{Config, Moment, Session, Shared};
 use remanence_resp::protocol::{Decoder, Limits};
@@ -29,51 +29,25 @@ const GEOMETRY: Geometry =
     Geometry { size: 8 << 20, region_len: 1 << 20, segment_len: 256 << 10, heads: 1, grown_from: 0 };
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Memory whose syncs are counted, and wait for somebody while there is a gate.
-#[derive(Debug)]
-struct Gated {
-    image: CrashImage,
+/// Counts the syncs of a memory, which wait for somebody while there is a gate.
+#[derive(Default, Debug)]
+struct Gate {
     syncs: AtomicUsize,
     gate: Mutex<Option<(Sender<()>, Receiver<()>)>>,
 }
 
-impl Medium for Gated {
-    fn len(&self) -> u64 {
-        self.image.len()
-    }
-    fn read(&self, offset: u64, into: &mut [u8]) {
-        self.image.read(offset, into);
-    }
-    fn write(&self, offset: u64, bytes: &[u8]) {
-        self.image.write(offset, bytes);
-    }
-    fn load_u64(&self, offset: u64) -> u64 {
-        self.image.load_u64(offset)
-    }
-    fn store_u64(&self, offset: u64, value: u64) {
-        self.image.store_u64(offset, value);
-    }
-    fn compare_and_swap(&self, offset: u64, compare: u64, swap: u64) -> u64 {
-        self.image.compare_and_swap(offset, compare, swap)
-    }
-    fn fetch_add(&self, offset: u64, add: u64) -> u64 {
-        self.image.fetch_add(offset, add)
-    }
-    fn pwb(&self, range: Range<u64>) {
-        self.image.pwb(range);
-    }
-    fn pfence(&self) -> std::io::Result<()> {
-        self.image.pfence()
-    }
+impl Watch for Gate {
     fn psync(&self) -> std::io::Result<()> {
         self.syncs.fetch_add(1, Ordering::SeqCst);
         if let Some((here, go_on)) = &*self.gate.lock().expect("nobody panicked") {
             here.send(()).expect("the test waits");
             go_on.recv_timeout(PATIENCE).expect("the test lets it go on");
         }
-        self.image.psync()
+        Ok(())
     }
 }
+
+type Gated = Watched<CrashImage, Gate>;
 
 /// A store, and how a worker of the gateway's own process reaches it.
 struct World {
@@ -87,11 +61,8 @@ struct World {
 impl World {
     fn new(disk: bool) -> Self {
         let domain = if disk { PersistenceDomain::PageCache } else { PersistenceDomain::Adr };
-        let medium = Arc::new(Gated {
-            image: CrashImage::new(GEOMETRY.size, domain),
-            syncs: AtomicUsize::new(0),
-            gate: Mutex::new(None),
-        });
+        let image = CrashImage::new(GEOMETRY.size, domain);
+        let medium = Arc::new(Watched { medium: image, watch: Gate::default() });
         format(&medium, &GEOMETRY, 256, 0x5EED, [7; 16]).expect("a fair geometry");
         let options = StoreOptions {
             mode: Mode::Durable,
@@ -125,20 +96,20 @@ impl World {
     }
 
     fn syncs(&self) -> usize {
-        self.medium.syncs.load(Ordering::SeqCst)
+        self.medium.watch.syncs.load(Ordering::SeqCst)
     }
 
     /// From here on syncs wait: they say so, and go on when they are told.
     fn hold_up(&self) -> (Receiver<()>, Sender<()>) {
         let ((here, at), (go, go_on)) = (channel(), channel());
-        *self.medium.gate.lock().expect("nobody panicked") = Some((here, go_on));
+        *self.medium.watch.gate.lock().expect("nobody panicked") = Some((here, go_on));
         (at, go)
     }
 
     /// The store after a power failure that keeps nothing but what a sync covers.
     fn crashed(&self) -> Erda<Parts<Reach>> {
-        let image = self.medium.image.crash(Failure::PowerLoss, &mut EveryWay::new());
-        let medium = Arc::new(Gated { image, syncs: AtomicUsize::new(0), gate: Mutex::new(None) });
+        let image = self.medium.medium.crash(Failure::PowerLoss, &mut EveryWay::new());
+        let medium = Arc::new(Watched { medium: image, watch: Gate::default() });
         let (server, _) = Server::open(Arc::clone(&medium), self.options).expect("a crash is no damage");
         let (server, options) = (Arc::new(Mutex::new(server)), self.options);
         Self { medium, server, options, disk: self.disk }.connect()
@@ -171,28 +142,12 @@ impl RemoteMemory for Reach {
     type Error = &'static str;
 
     fn post(&mut self, verbs: Vec<Verb>) -> Result<Vec<Completion>, Self::Error> {
-        let one = |verb: Verb| match verb {
-            Verb::Read { at, len } => {
-                let mut bytes = vec![0; len as usize];
-                self.medium.read(at, &mut bytes);
-                Completion::Read(bytes)
-            }
-            Verb::Write { at, bytes } => {
-                self.medium.write(at, &bytes);
-                Completion::Written
-            }
-            Verb::Persist(updates) => {
-                updates.iter().for_each(|(at, bytes)| self.medium.write_nt(*at, bytes));
-                self.medium.psync().expect("memory does not fail");
-                Completion::Persistent
-            }
-            Verb::Call(request) => {
-                let request = Request::parse(&request.emit()).expect("what was emitted is parsed");
-                let reply = self.server.lock().expect("nobody panicked").handle(1, self.id, &request);
-                Completion::Reply(Reply::parse(&reply.emit()).expect("what was emitted is parsed"))
-            }
+        let call = |request: &Request| {
+            let request = Request::parse(&request.emit()).expect("what was emitted is parsed");
+            let reply = self.server.lock().expect("nobody panicked").handle(1, self.id, &request);
+            Reply::parse(&reply.emit()).expect("what was emitted is parsed")
         };
-        Ok(verbs.into_iter().map(one).collect())
+        Ok(verbs.into_iter().map(|verb| verb.carry_out(&self.medium, call)).collect())
     }
 
     fn load(&mut self, at: u64, into: &mut [u8]) -> Result<bool, Self::Error> {
@@ -321,7 +276,7 @@ fn one_sync_for_all(disk: bool) {
     }
     assert_eq!(found[&b"first"[..]], b"alone");
     // The gateway asks for nothing that waits any more but what stops it.
-    *world.medium.gate.lock().expect("nobody panicked") = None;
+    *world.medium.watch.gate.lock().expect("nobody panicked") = None;
     gateway.stop();
 }
 
@@ -414,7 +369,7 @@ fn whatever_a_crowd_changes_one_sync_serves_all() {
             println!("{change}");
         }
         assert_eq!(world.syncs() - counted, 2, "one for the first, and one for all others; disk: {disk}");
-        *world.medium.gate.lock().expect("nobody panicked") = None;
+        *world.medium.watch.gate.lock().expect("nobody panicked") = None;
         gateway.stop();
     }
 }
@@ -557,7 +512,7 @@ fn a_large_hash_in_a_crash(disk: bool) {
             let moment = Moment { unix_us: 1, random: n as u64 };
             while shared.fold(&mut store, moment).expect("it is served") {}
         }
-        *world.medium.gate.lock().expect("nobody panicked") = None;
+        *world.medium.watch.gate.lock().expect("nobody panicked") = None;
     });
     assert!(checks.load(Ordering::SeqCst) > 200, "{checks:?}");
 }

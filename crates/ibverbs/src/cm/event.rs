@@ -12,6 +12,7 @@ use remanence_wire::{Gid, Qkey, Qpn};
 
 use crate::abi::*;
 use crate::errno;
+use crate::qp_attr::av_of;
 
 use super::channel::Channel;
 use super::id::{HOP_LIMIT, Id, Local, State, Target, Verbs};
@@ -242,7 +243,7 @@ fn sidr_response(id: Id, status: u8, qpn: Qpn, qkey: Qkey, data: &[u8]) -> Draft
                 sgid_index: sgid_index(verbs, Gid::from_ip(src.ip())),
                 ..AhAttr::new(Gid::from_ip(dst.ip()))
             };
-            ah_attr(&av)
+            av_of(&av)
         }
         _ => ibv_ah_attr::zeroed(),
     };
@@ -253,22 +254,6 @@ fn sidr_response(id: Id, status: u8, qpn: Qpn, qkey: Qkey, data: &[u8]) -> Draft
 /// Where an address of a device is in its GID table.
 pub(super) fn sgid_index(verbs: Verbs, gid: Gid) -> u8 {
     verbs.ctx().context.port().index_of(gid).unwrap_or(0)
-}
-
-/// An address vector in C's words.
-pub(super) fn ah_attr(av: &AhAttr) -> ibv_ah_attr {
-    ibv_ah_attr {
-        grh: ibv_global_route {
-            dgid: ibv_gid { raw: av.dgid.0 },
-            flow_label: av.flow_label,
-            sgid_index: av.sgid_index,
-            hop_limit: av.hop_limit,
-            traffic_class: av.traffic_class,
-        },
-        is_global: 1,
-        port_num: 1,
-        ..ibv_ah_attr::zeroed()
-    }
 }
 
 fn connect_request(channel: Channel, listener: Id, verbs: Verbs, request: &Request) -> Option<Draft> {

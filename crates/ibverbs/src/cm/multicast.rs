@@ -11,8 +11,9 @@ use remanence_rnic::AhAttr;
 use remanence_wire::{Gid, Qpn};
 
 use crate::abi::*;
+use crate::qp_attr::av_of;
 
-use super::event::{ah_attr, sgid_index};
+use super::event::sgid_index;
 use super::id::{Id, Local, State};
 use super::{addr, answer, create, verbs};
 
@@ -87,7 +88,7 @@ pub(super) fn joined(id: Id, number: u64) -> Option<(rdma_ud_param, c_int)> {
     let ud = rdma_ud_param {
         // The program's context, in a place of its own choosing.
         private_data: group.context.0,
-        ah_attr: ah_attr(&av),
+        ah_attr: av_of(&av),
         qp_num: MULTICAST_QPN.value(),
         qkey,
         ..rdma_ud_param::zeroed()

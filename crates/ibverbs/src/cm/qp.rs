@@ -11,8 +11,8 @@ use remanence_rnic::QpAttr;
 
 use crate::abi::*;
 use crate::errno;
+use crate::qp_attr::av_of;
 
-use super::event::ah_attr;
 use super::id::{Id, Inner, State};
 use super::{answer, check, last_error, verbs};
 
@@ -67,7 +67,7 @@ fn to_c(mut attr: ibv_qp_attr, from: &QpAttr, inner: &Inner) -> (ibv_qp_attr, c_
     let mut mask = IBV_QP_STATE;
     if let Some(mut av) = from.av {
         av.traffic_class = inner.tos.unwrap_or(av.traffic_class);
-        attr.ah_attr = ah_attr(&av);
+        attr.ah_attr = av_of(&av);
         mask |= IBV_QP_AV;
     }
     if let Some(mtu) = from.path_mtu {

@@ -44,27 +44,11 @@ pub(crate) fn dropin() -> PathBuf {
 }
 
 fn build() -> PathBuf {
-    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("below cargo's directory");
-    let built = Command::new(env!("CARGO"))
-        .args([
-            "build",
-            "--quiet",
-            "--locked",
-            "-p",
-            "remanence-ibverbs",
-            "--profile",
-            "test",
-            "--target-dir",
-        ])
-        .arg(target)
-        .current_dir(here)
-        .status()
-        .expect("cargo runs");
-    assert!(built.success(), "the archive does not build");
-    let out = target.join("debug/dropin");
-    let archive = target.join("debug/libremanence_ibverbs.a");
-    let linked = Command::new(here.join("link.sh")).arg(archive).arg(&out).status().expect("a shell");
+    let arguments = ["-p", "remanence-ibverbs", "--profile", "test"];
+    let made = remanence_effort::built(env!("CARGO_TARGET_TMPDIR"), &arguments);
+    let (out, archive) = (made.join("dropin"), made.join("libremanence_ibverbs.a"));
+    let link = Path::new(env!("CARGO_MANIFEST_DIR")).join("link.sh");
+    let linked = Command::new(link).arg(archive).arg(&out).status().expect("a shell");
     assert!(linked.success(), "the libraries do not link: apt install gcc");
     out
 }
@@ -73,27 +57,10 @@ fn build() -> PathBuf {
 pub(crate) fn rem() -> PathBuf {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     let build = || {
-        if let Some(built) = std::env::var_os("REMANENCE_TEST_REM") {
-            return built.into();
-        }
-        let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("below cargo's directory");
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo.args([
-            "build",
-            "--quiet",
-            "--locked",
-            "-p",
-            "remanence-cli",
-            "--profile",
-            "test",
-            "--target-dir",
-        ]);
-        let built = cargo.arg(target).current_dir(here).status().expect("cargo runs");
-        assert!(built.success(), "rem does not build");
-        target.join("debug/rem")
+        let arguments = ["-p", "remanence-cli", "--profile", "test"];
+        remanence_effort::built(env!("CARGO_TARGET_TMPDIR"), &arguments).join("rem")
     };
-    BUILT.get_or_init(build).clone()
+    BUILT.get_or_init(|| std::env::var_os("REMANENCE_TEST_REM").map_or_else(build, PathBuf::from)).clone()
 }
 
 /// A program as its users run it, but with our libraries, and on the loopback interface only.

@@ -48,19 +48,22 @@ fn is_privileged() -> bool {
     quiet(Command::new("unshare").args(["--net", "true"]))
 }
 
-/// A network namespace with [`INTERFACE`], held by a process that does nothing.
+/// A network namespace, held by a process that does nothing.
 pub(crate) struct Net {
     holder: Child,
     privileged: bool,
 }
 
 impl Net {
-    /// `Err`: why there is none here.
+    /// One of its own with [`INTERFACE`]. `Err`: why there is none here.
     pub(crate) fn new() -> Result<Self, String> {
-        let mut unshare = namespace();
-        let script = format!("{INTERFACE} && echo there && exec sleep 100000");
-        let mut holder = unshare
-            .args(["sh", "-c", &script])
+        Self::by(namespace(), INTERFACE)
+    }
+
+    /// That of which the command makes or finds one, in which a script is run.
+    pub(crate) fn by(mut enter: Command, script: &str) -> Result<Self, String> {
+        let mut holder = enter
+            .args(["sh", "-c", &format!("{script} && echo there && exec sleep 100000")])
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -77,21 +80,33 @@ impl Net {
         Err(format!("no network namespace: {}", why.trim()))
     }
 
-    /// A command in the network, with the drop-in libraries in `libraries`.
-    pub(crate) fn command(&self, libraries: &Path, program: impl AsRef<Path>) -> Command {
+    /// The process that holds it.
+    pub(crate) fn id(&self) -> u32 {
+        self.holder.id()
+    }
+
+    /// A command in the network, to which a program's name and arguments are still to be added.
+    pub(crate) fn enter(&self) -> Command {
         let mut command = Command::new("nsenter");
-        command.arg("-t").arg(self.holder.id().to_string()).arg("-n");
+        command.arg("-t").arg(self.id().to_string()).arg("-n");
         if !self.privileged {
             command.args(["-U", "--preserve-credentials"]);
         }
-        command.arg("--").arg(program.as_ref());
+        command.arg("--");
+        command
+    }
+
+    /// A command in the network, with the drop-in libraries in `libraries`.
+    pub(crate) fn command(&self, libraries: &Path, program: impl AsRef<Path>) -> Command {
+        let mut command = self.enter();
+        command.arg(program.as_ref());
         command.env("LD_LIBRARY_PATH", libraries).env("REMANENCE_DEVICE", "rem_rv0");
         command
     }
 
     /// Whether somebody in the network listens on a TCP port.
     pub(crate) fn tcp_listens(&self, port: u16) -> bool {
-        tcp_listens(&self.holder.id().to_string(), port)
+        tcp_listens(&self.id().to_string(), port)
     }
 }
 

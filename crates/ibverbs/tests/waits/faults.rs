@@ -10,8 +10,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use common::world::{ADDRESS, Net, Program, compile, namespace};
 use remanence_rnic::cm::{self, Manager, Path, Transport};
-use remanence_rnic::{AhAttr, Device, FlushId, FlushOutcome, Instant, MAD_LEN, Memory, Placement};
-use remanence_rnic::{PlacementSupport, ROCE_PORT, RegionId, Span};
+use remanence_rnic::side::Plain;
+use remanence_rnic::{AhAttr, Device, Instant, MAD_LEN, ROCE_PORT};
 use remanence_wire::cm::ServiceId;
 use remanence_wire::{Gid, Mtu, Qpn};
 
@@ -396,7 +396,7 @@ fn send_requests(mut spoil: impl FnMut(u32, &mut [u8; MAD_LEN])) {
             spoil(n, &mut mad);
             device.send_mad(&AhAttr::new(path.remote), &mad).expect("an address of its own");
         }
-        while let Some(out) = device.poll_transmit(now, &mut buf, 1, &mut Nothing) {
+        while let Some(out) = device.poll_transmit(now, &mut buf, 1, &mut Plain(Vec::new())) {
             // A full socket buffer loses some, as floods do.
             let _ = socket.send_to(&buf[..out.len], (address, ROCE_PORT));
         }
@@ -405,25 +405,4 @@ fn send_requests(mut spoil: impl FnMut(u32, &mut [u8; MAD_LEN])) {
         }
     }
     println!("done");
-}
-
-/// The memory of an engine that has none.
-struct Nothing;
-
-impl Memory for Nothing {
-    fn read(&self, _: RegionId, _: u64, _: &mut [u8]) {}
-    fn write(&mut self, _: RegionId, _: u64, _: &[u8]) {}
-    fn atomic_write(&mut self, _: RegionId, _: u64, _: [u8; 8]) {}
-    fn compare_and_swap(&mut self, _: RegionId, _: u64, _: u64, _: u64) -> u64 {
-        0
-    }
-    fn fetch_add(&mut self, _: RegionId, _: u64, _: u64) -> u64 {
-        0
-    }
-    fn placement_support(&self, _: RegionId) -> PlacementSupport {
-        PlacementSupport::all()
-    }
-    fn flush(&mut self, _: FlushId, _: Span, _: Placement) -> FlushOutcome {
-        FlushOutcome::Done
-    }
 }

@@ -10,27 +10,8 @@ use crate::tracer::{Key, trace};
 /// The directory with the probe and the program with the traps, as this test's sources make them.
 pub(crate) fn examples() -> PathBuf {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    let build = || {
-        let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("below cargo's directory");
-        let built = Command::new(env!("CARGO"))
-            .args([
-                "build",
-                "--quiet",
-                "--locked",
-                "-p",
-                "remanence-intercept",
-                "--examples",
-                "--profile",
-                "test",
-            ])
-            .arg("--target-dir")
-            .arg(target)
-            .current_dir(env!("CARGO_MANIFEST_DIR"))
-            .status()
-            .expect("cargo runs");
-        assert!(built.success(), "the examples do not build");
-        target.join("debug/examples")
-    };
+    let arguments = ["-p", "remanence-intercept", "--examples", "--profile", "test"];
+    let build = || remanence_effort::built(env!("CARGO_TARGET_TMPDIR"), &arguments).join("examples");
     BUILT.get_or_init(build).clone()
 }
 

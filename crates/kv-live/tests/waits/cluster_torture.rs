@@ -12,7 +12,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use harness::{PATIENCE, Process, Story, Victim, asked, client_part, part};
+use harness::{PATIENCE, Story, Victim, asked, client_part, part, start};
+use remanence_effort::Process;
 use remanence_kv::Geometry;
 use remanence_kv_live::{ConnectOptions, Member, MemberOptions, MemberStats, Role, Stop, Store};
 use remanence_pmem::crash_image::{Choices, Seeded};
@@ -72,8 +73,8 @@ struct Cluster {
 impl Cluster {
     fn serve(&mut self, n: usize) {
         let part = format!("{} {} {}", self.at[n], self.address(), self.dirs[n].display());
-        let mut member = Process::start("cluster_torture::be_a_member", part);
-        assert!(member.ready().is_some(), "member {n} does not start");
+        let mut member = start("cluster_torture::be_a_member", part);
+        assert!(member.after("ready ").is_some(), "member {n} does not start");
         self.members[n] = Some(member);
     }
 

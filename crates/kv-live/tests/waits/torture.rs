@@ -15,7 +15,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use harness::{Process, Story, Victim, asked, client_part, part};
+use harness::{Story, Victim, asked, client_part, part, start};
+use remanence_effort::Process;
 use remanence_kv::Geometry;
 use remanence_kv::view::Mode;
 use remanence_kv_live::{Server, ServerOptions, Stop, Store, inspect};
@@ -82,8 +83,9 @@ impl One {
         };
         let port = self.to.map_or(0, |to| to.port());
         let part = format!("{} {port} {mode} {}", self.at, self.store.display());
-        let mut server = Process::start("torture::be_a_server", part);
-        let ready = server.ready().unwrap_or_else(|| panic!("{}: the server does not start", self.name));
+        let mut server = start("torture::be_a_server", part);
+        let ready =
+            server.after("ready ").unwrap_or_else(|| panic!("{}: the server does not start", self.name));
         self.to = Some(ready.parse().expect("an address"));
         self.process = Some(server);
     }

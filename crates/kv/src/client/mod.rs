@@ -17,6 +17,8 @@ mod put;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use remanence_pmem::Medium;
+
 pub use get::{Found, Get};
 pub use many::Many;
 pub use mux::{AnyOperation, Ended, Mux, Output, Step};
@@ -51,6 +53,32 @@ pub enum Verb {
     Persist(Vec<(u64, Vec<u8>)>),
     /// A message to the server, and its reply.
     Call(Request),
+}
+
+impl Verb {
+    /// Carries it out on memory that is at hand. `call` brings a message to the server.
+    ///
+    /// # Panics
+    /// The medium fails.
+    pub fn carry_out(self, medium: &impl Medium, call: impl FnOnce(&Request) -> Reply) -> Completion {
+        match self {
+            Self::Read { at, len } => {
+                let mut bytes = vec![0; len as usize];
+                medium.read(at, &mut bytes);
+                Completion::Read(bytes)
+            }
+            Self::Write { at, bytes } => {
+                medium.write(at, &bytes);
+                Completion::Written
+            }
+            Self::Persist(updates) => {
+                updates.iter().for_each(|(at, bytes)| medium.write_nt(*at, bytes));
+                medium.psync().expect("memory does not fail");
+                Completion::Persistent
+            }
+            Self::Call(request) => Completion::Reply(call(&request)),
+        }
+    }
 }
 
 /// What became of a [`Verb`].

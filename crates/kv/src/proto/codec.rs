@@ -1,44 +1,136 @@
 //! Requests and replies as bytes. All integers are little-endian; a byte string is a u32 length and the bytes.
 
-use remanence_codec::{Malformed, Reader};
+use remanence_codec::{Field, Lists, Malformed, Protocol, Reader, Writer, fields, tagged};
 
 use super::{BATCH_MAX, Expect, Extent, Refusal, Reply, Request, Reserved};
 use crate::format::slot::TableAt;
 use crate::format::{Geometry, Offset};
 use crate::view::{Link, Mode, View};
 
-/// A byte string.
-fn bytes(from: &mut Reader<'_>) -> Result<Vec<u8>, Malformed> {
-    let len = from.u32_le()? as usize;
-    Ok(from.take(len)?.to_vec())
+/// The protocol of a store, for the tables of its messages.
+enum Kv {}
+
+impl Protocol for Kv {
+    const BIG_ENDIAN: bool = false;
 }
 
-/// So many items of at least `least` bytes each.
-fn many<'a, T>(
-    from: &mut Reader<'a>,
-    least: usize,
-    item: impl FnMut(&mut Reader<'a>) -> Result<T, Malformed>,
-) -> Result<Vec<T>, Malformed> {
-    let count = from.u32_le()? as usize;
-    from.many(count, least, item)
+impl Lists for Kv {
+    const WIDE: bool = true;
+}
+
+tagged! { Kv: Request {
+    1 = Put { key, len, expires, expect },
+    2 = PutInline { key, value, expires, expect },
+    3 = Delete { key, expect },
+    4 = Get { key },
+    5 = Settle { key },
+    6 = Confirm { versions },
+    7 = Abandon { version },
+    8 = Scan { cursor, limit },
+    9 = View,
+    10 = Acknowledge { view },
+    11 = Batch(requests),
+    12 = Count,
+    13 = Clear { first, cursor },
+    14 = Renew { version, written },
+} }
+
+tagged! { Kv: Reply {
+    1 = Reserved(place),
+    2 = Done { version },
+    3 = Absent,
+    4 = Settled { version },
+    5 = Value { version, expires, value },
+    6 = Page { next, keys, nameless },
+    7 = View(view),
+    8 = Batch(replies),
+    9 = Ok,
+    10 = Refused(refusal),
+    11 = Written(place),
+    12 = Counts { whole, counts },
+} }
+
+fields!(Kv: Reserved { version, head, offset, epoch, at, extents });
+fields!(Kv: Extent { offset, at, len });
+fields!(Kv: Offset { 0 });
+fields!(Kv: TableAt { at, buckets });
+
+/// What is there or not has its place either way.
+impl<T: Field<Kv> + Copy + Default> Field<Kv> for Option<T> {
+    fn emit(&self, to: &mut Writer) {
+        to.u8(self.is_some().into());
+        self.unwrap_or_default().emit(to);
+    }
+
+    fn parse(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let (is_some, value) = (from.u8()? != 0, T::parse(from)?);
+        Ok(is_some.then_some(value))
+    }
+}
+
+/// A first byte, and how many keys begin with it.
+impl Field<Kv> for (u8, u64) {
+    fn emit(&self, to: &mut Writer) {
+        to.u8(self.0);
+        to.u64_le(self.1);
+    }
+
+    fn parse(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+        Ok((from.u8()?, from.u64_le()?))
+    }
 }
 
 /// All of a message.
-fn whole<T>(bytes: &[u8], parse: impl FnOnce(&mut Reader<'_>) -> Result<T, Malformed>) -> Option<T> {
-    let mut from = Reader::new(bytes);
-    let parsed = parse(&mut from).ok()?;
-    from.end().ok()?;
-    Some(parsed)
+macro_rules! message {
+    ($name:ident, $batch:literal $(, $most:expr)?) => {
+        impl $name {
+            /// Its bytes, as [`parse`](Self::parse) reads them.
+            #[must_use]
+            pub fn emit(&self) -> Vec<u8> {
+                let mut to = Writer::new(usize::MAX);
+                Field::<Kv>::emit(self, &mut to);
+                to.finish().expect("it has no limit")
+            }
+
+            /// Reads any bytes. `None`: they are no such message.
+            #[must_use]
+            pub fn parse(bytes: &[u8]) -> Option<Self> {
+                let mut from = Reader::new(bytes);
+                let tag = from.u8().ok()?;
+                let parsed = Self::parse_fields(tag, &mut from).ok()?;
+                from.end().ok()?;
+                Some(parsed)
+            }
+        }
+
+        /// One in a batch, which is no batch itself.
+        impl Field<Kv> for $name {
+            fn emit(&self, to: &mut Writer) {
+                to.u8(self.tag());
+                self.emit_fields(to);
+            }
+
+            fn parse(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+                match from.u8()? {
+                    $batch => from.fail(),
+                    tag => Self::parse_fields(tag, from),
+                }
+            }
+
+            $(fn parse_items(count: usize, from: &mut Reader<'_>) -> Result<Vec<Self>, Malformed> {
+                // Each takes more memory than bytes, so that too many are refused before they are read.
+                if count > $most { from.fail() } else { from.many(count, 1, <Self as Field<Kv>>::parse) }
+            })?
+        }
+    };
 }
 
-fn put_bytes(to: &mut Vec<u8>, bytes: &[u8]) {
-    to.extend((bytes.len() as u32).to_le_bytes());
-    to.extend_from_slice(bytes);
-}
+message!(Request, 11, BATCH_MAX);
+message!(Reply, 8);
 
-impl Expect {
-    fn emit(self, to: &mut Vec<u8>) {
-        let (tag, version) = match self {
+impl Field<Kv> for Expect {
+    fn emit(&self, to: &mut Writer) {
+        let (tag, version) = match *self {
             Self::Any => (0, 0),
             Self::Absent => (1, 0),
             Self::Present => (2, 0),
@@ -46,8 +138,8 @@ impl Expect {
             Self::Freeing(version) => (4, version),
             Self::Moving(version) => (5, version),
         };
-        to.push(tag);
-        to.extend(version.to_le_bytes());
+        to.u8(tag);
+        to.u64_le(version);
     }
 
     fn parse(from: &mut Reader<'_>) -> Result<Self, Malformed> {
@@ -65,127 +157,8 @@ impl Expect {
     }
 }
 
-impl Request {
-    /// The bytes of the request, as [`parse`](Self::parse) reads them.
-    #[must_use]
-    pub fn emit(&self) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        self.emit_to(&mut bytes);
-        bytes
-    }
-
-    fn emit_to(&self, to: &mut Vec<u8>) {
-        match self {
-            Self::Put { key, len, expires, expect } => {
-                to.push(1);
-                put_bytes(to, key);
-                to.extend(len.to_le_bytes());
-                to.extend(expires.to_le_bytes());
-                expect.emit(to);
-            }
-            Self::PutInline { key, value, expires, expect } => {
-                to.push(2);
-                put_bytes(to, key);
-                put_bytes(to, value);
-                to.extend(expires.to_le_bytes());
-                expect.emit(to);
-            }
-            Self::Delete { key, expect } => {
-                to.push(3);
-                put_bytes(to, key);
-                expect.emit(to);
-            }
-            Self::Get { key } => {
-                to.push(4);
-                put_bytes(to, key);
-            }
-            Self::Settle { key } => {
-                to.push(5);
-                put_bytes(to, key);
-            }
-            Self::Confirm { versions } => {
-                to.push(6);
-                to.extend((versions.len() as u32).to_le_bytes());
-                versions.iter().for_each(|version| to.extend(version.to_le_bytes()));
-            }
-            Self::Abandon { version } => {
-                to.push(7);
-                to.extend(version.to_le_bytes());
-            }
-            Self::Scan { cursor, limit } => {
-                to.push(8);
-                to.extend(cursor.to_le_bytes());
-                to.extend(limit.to_le_bytes());
-            }
-            Self::View => to.push(9),
-            Self::Acknowledge { view } => {
-                to.push(10);
-                to.extend(view.to_le_bytes());
-            }
-            Self::Batch(requests) => {
-                to.push(11);
-                to.extend((requests.len() as u32).to_le_bytes());
-                requests.iter().for_each(|request| request.emit_to(to));
-            }
-            Self::Count => to.push(12),
-            Self::Clear { first, cursor } => {
-                to.push(13);
-                to.extend([u8::from(first.is_some()), first.unwrap_or(0)]);
-                to.extend(cursor.to_le_bytes());
-            }
-            Self::Renew { version, written } => {
-                to.push(14);
-                to.extend(version.to_le_bytes());
-                to.extend(written.to_le_bytes());
-            }
-        }
-    }
-
-    /// Reads any bytes. `None`: they are no request.
-    #[must_use]
-    pub fn parse(bytes: &[u8]) -> Option<Self> {
-        whole(bytes, |from| Self::parse_from(from, true))
-    }
-
-    fn parse_from(from: &mut Reader<'_>, outermost: bool) -> Result<Self, Malformed> {
-        Ok(match from.u8()? {
-            1 => {
-                let (key, len, expires) = (bytes(from)?, from.u64_le()?, from.u64_le()?);
-                Self::Put { key, len, expires, expect: Expect::parse(from)? }
-            }
-            2 => {
-                let (key, value, expires) = (bytes(from)?, bytes(from)?, from.u64_le()?);
-                Self::PutInline { key, value, expires, expect: Expect::parse(from)? }
-            }
-            3 => Self::Delete { key: bytes(from)?, expect: Expect::parse(from)? },
-            4 => Self::Get { key: bytes(from)? },
-            5 => Self::Settle { key: bytes(from)? },
-            6 => Self::Confirm { versions: many(from, 8, Reader::u64_le)? },
-            7 => Self::Abandon { version: from.u64_le()? },
-            8 => Self::Scan { cursor: from.u64_le()?, limit: from.u32_le()? },
-            9 => Self::View,
-            10 => Self::Acknowledge { view: from.u64_le()? },
-            11 if outermost => {
-                let mut count = 0;
-                Self::Batch(many(from, 1, |from| {
-                    // Each takes more memory than bytes, so that too many are refused before they are read.
-                    count += 1;
-                    if count > BATCH_MAX { from.fail() } else { Self::parse_from(from, false) }
-                })?)
-            }
-            12 => Self::Count,
-            13 => {
-                let (some, first) = (from.u8()?, from.u8()?);
-                Self::Clear { first: (some != 0).then_some(first), cursor: from.u64_le()? }
-            }
-            14 => Self::Renew { version: from.u64_le()?, written: from.u64_le()? },
-            _ => return from.fail(),
-        })
-    }
-}
-
-impl Refusal {
-    fn emit(&self, to: &mut Vec<u8>) {
+impl Field<Kv> for Refusal {
+    fn emit(&self, to: &mut Writer) {
         let (tag, a, b) = match self {
             Self::WrongVersion { found } => (0, *found, 0),
             Self::Unfinished => (1, 0, 0),
@@ -202,9 +175,9 @@ impl Refusal {
             Self::ReadOnly => (12, 0, 0),
             Self::Cleaning => (13, 0, 0),
         };
-        to.push(tag);
-        to.extend(u64::to_le_bytes(a));
-        to.extend(u64::to_le_bytes(b));
+        to.u8(tag);
+        to.u64_le(a);
+        to.u64_le(b);
     }
 
     fn parse(from: &mut Reader<'_>) -> Result<Self, Malformed> {
@@ -229,161 +202,29 @@ impl Refusal {
     }
 }
 
-impl Reply {
-    /// The bytes of the reply, as [`parse`](Self::parse) reads them.
-    #[must_use]
-    pub fn emit(&self) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        self.emit_to(&mut bytes);
-        bytes
-    }
-
-    fn emit_to(&self, to: &mut Vec<u8>) {
-        match self {
-            Self::Reserved(reserved) => {
-                to.push(1);
-                reserved.emit(to);
-            }
-            Self::Done { version } => {
-                to.push(2);
-                to.extend(version.to_le_bytes());
-            }
-            Self::Absent => to.push(3),
-            Self::Settled { version } => {
-                to.push(4);
-                to.extend(version.to_le_bytes());
-            }
-            Self::Value { version, expires, value } => {
-                to.push(5);
-                to.extend(version.to_le_bytes());
-                to.extend(expires.to_le_bytes());
-                put_bytes(to, value);
-            }
-            Self::Page { next, keys, nameless } => {
-                to.push(6);
-                to.push(u8::from(next.is_some()));
-                to.extend(next.unwrap_or(0).to_le_bytes());
-                to.extend((keys.len() as u32).to_le_bytes());
-                keys.iter().for_each(|key| put_bytes(to, key));
-                to.extend(nameless.to_le_bytes());
-            }
-            Self::View(view) => {
-                to.push(7);
-                view.emit(to);
-            }
-            Self::Batch(replies) => {
-                to.push(8);
-                to.extend((replies.len() as u32).to_le_bytes());
-                replies.iter().for_each(|reply| reply.emit_to(to));
-            }
-            Self::Ok => to.push(9),
-            Self::Refused(refusal) => {
-                to.push(10);
-                refusal.emit(to);
-            }
-            Self::Written(place) => {
-                to.push(11);
-                place.emit(to);
-            }
-            Self::Counts { whole, counts } => {
-                to.extend([12, u8::from(*whole)]);
-                to.extend((counts.len() as u32).to_le_bytes());
-                for (first, count) in counts {
-                    to.push(*first);
-                    to.extend(count.to_le_bytes());
-                }
-            }
-        }
-    }
-
-    /// Reads any bytes. `None`: they are no reply.
-    #[must_use]
-    pub fn parse(bytes: &[u8]) -> Option<Self> {
-        whole(bytes, |from| Self::parse_from(from, true))
-    }
-
-    fn parse_from(from: &mut Reader<'_>, outermost: bool) -> Result<Self, Malformed> {
-        Ok(match from.u8()? {
-            1 => Self::Reserved(Reserved::parse(from)?),
-            2 => Self::Done { version: from.u64_le()? },
-            3 => Self::Absent,
-            4 => Self::Settled { version: from.u64_le()? },
-            5 => Self::Value { version: from.u64_le()?, expires: from.u64_le()?, value: bytes(from)? },
-            6 => {
-                let (more, next) = (from.u8()?, from.u64_le()?);
-                let keys = many(from, 4, bytes)?;
-                Self::Page { next: (more != 0).then_some(next), keys, nameless: from.u32_le()? }
-            }
-            7 => Self::View(View::parse(from)?),
-            8 if outermost => Self::Batch(many(from, 1, |from| Self::parse_from(from, false))?),
-            9 => Self::Ok,
-            10 => Self::Refused(Refusal::parse(from)?),
-            11 => Self::Written(Reserved::parse(from)?),
-            12 => {
-                let whole = from.u8()? != 0;
-                Self::Counts { whole, counts: many(from, 9, |from| Ok((from.u8()?, from.u64_le()?)))? }
-            }
-            _ => return from.fail(),
-        })
-    }
-}
-
-impl Reserved {
-    fn emit(&self, to: &mut Vec<u8>) {
-        to.extend(self.version.to_le_bytes());
-        to.push(self.head);
-        to.extend(self.offset.0.to_le_bytes());
-        to.extend(self.epoch.to_le_bytes());
-        to.extend(self.at.to_le_bytes());
-        to.extend((self.extents.len() as u32).to_le_bytes());
-        for extent in &self.extents {
-            to.extend(extent.offset.0.to_le_bytes());
-            to.extend(extent.at.to_le_bytes());
-            to.extend(extent.len.to_le_bytes());
-        }
-    }
-
-    fn parse(from: &mut Reader<'_>) -> Result<Self, Malformed> {
-        Ok(Self {
-            version: from.u64_le()?,
-            head: from.u8()?,
-            offset: Offset(from.u32_le()?),
-            epoch: from.u32_le()?,
-            at: from.u64_le()?,
-            extents: many(from, 16, |from| {
-                Ok(Extent { offset: Offset(from.u32_le()?), at: from.u64_le()?, len: from.u32_le()? })
-            })?,
-        })
-    }
-}
-
-impl View {
-    fn emit(&self, to: &mut Vec<u8>) {
-        to.extend(self.number.to_le_bytes());
-        to.extend(self.boot.to_le_bytes());
-        to.push(match (self.mode, self.replicated) {
+impl Field<Kv> for View {
+    fn emit(&self, to: &mut Writer) {
+        to.u64_le(self.number);
+        to.u32_le(self.boot);
+        to.u8(match (self.mode, self.replicated) {
             (Mode::Erda, false) => 0,
             (Mode::Durable, false) => 1,
             (Mode::Durable, true) => 2,
             (Mode::Erda, true) => 3,
         });
-        to.extend(self.inline_max.to_le_bytes());
-        to.extend(self.geometry.size.to_le_bytes());
-        to.extend(self.geometry.region_len.to_le_bytes());
-        to.extend(self.geometry.segment_len.to_le_bytes());
-        to.extend(self.geometry.heads.to_le_bytes());
-        to.extend(self.salt.to_le_bytes());
-        to.extend((self.tables.len() as u32).to_le_bytes());
-        for table in &self.tables {
-            to.extend(table.at.to_le_bytes());
-            to.extend(table.buckets.to_le_bytes());
+        to.u32_le(self.inline_max);
+        for len in [self.geometry.size, self.geometry.region_len, self.geometry.segment_len] {
+            to.u64_le(len);
         }
-        to.extend((self.links.len() as u32).to_le_bytes());
+        to.u16_le(self.geometry.heads);
+        to.u64_le(self.salt);
+        Field::<Kv>::emit(&self.tables, to);
+        to.u32_le(self.links.len() as u32);
         for ((head, link), region) in &self.links {
-            to.push(*head);
-            to.extend(link.to_le_bytes());
-            to.extend(region.at.to_le_bytes());
-            to.extend(region.epoch.to_le_bytes());
+            to.u8(*head);
+            to.u16_le(*link);
+            to.u64_le(region.at);
+            to.u32_le(region.epoch);
         }
     }
 
@@ -408,16 +249,15 @@ impl View {
         geometry.check().map_err(|_| from.malformed())?;
         let salt = from.u64_le()?;
         let inside = |at: u64, len: u64| at.checked_add(len).is_some_and(|end| end <= geometry.size);
-        let tables = many(from, 16, |from| {
-            let table = TableAt { at: from.u64_le()?, buckets: from.u64_le()? };
-            let fair =
-                (1..1 << 48).contains(&table.buckets) && inside(table.at, TableAt::bytes(table.buckets));
-            if fair { Ok(table) } else { from.fail() }
-        })?;
-        if tables.is_empty() || tables.len() > 2 {
+        let tables: Vec<TableAt> = Field::<Kv>::parse(from)?;
+        let is_fair = |table: &TableAt| {
+            (1..1 << 48).contains(&table.buckets) && inside(table.at, TableAt::bytes(table.buckets))
+        };
+        if tables.is_empty() || tables.len() > 2 || !tables.iter().all(is_fair) {
             return from.fail();
         }
-        let links = many(from, 15, |from| {
+        let count = from.u32_le()? as usize;
+        let links = from.many(count, 15, |from| {
             let (head, link) = (from.u8()?, from.u16_le()?);
             let region = Link { at: from.u64_le()?, epoch: from.u32_le()? };
             if inside(region.at, geometry.region_len) { Ok(((head, link), region)) } else { from.fail() }

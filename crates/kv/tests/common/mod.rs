@@ -125,31 +125,17 @@ impl<M: Medium> RemoteMemory for Remote<'_, '_, '_, M> {
 
     fn post(&mut self, verbs: Vec<Verb>) -> Result<Vec<Completion>, Self::Error> {
         *self.posts += 1;
-        let one = |verb: Verb| match verb {
-            Verb::Read { at, len } => {
-                self.verbs.push("read");
-                let mut bytes = vec![0; len as usize];
-                self.store.image.read(at, &mut bytes);
-                Completion::Read(bytes)
-            }
-            Verb::Write { at, bytes } => {
-                self.verbs.push("write");
-                self.store.image.write(at, &bytes);
-                Completion::Written
-            }
-            Verb::Persist(updates) => {
-                self.verbs.push("persist");
-                for (at, bytes) in &updates {
-                    self.store.image.write_nt(*at, bytes);
-                }
-                self.store.image.psync().expect("memory does not fail");
-                Completion::Persistent
-            }
-            Verb::Call(request) => {
-                self.verbs.push("call");
-                let mut server = self.store.server.borrow_mut();
-                Completion::Reply(call(&mut server, self.store.now.get(), self.id, &request))
-            }
+        let one = |verb: Verb| {
+            self.verbs.push(match verb {
+                Verb::Read { .. } => "read",
+                Verb::Write { .. } => "write",
+                Verb::Persist(_) => "persist",
+                Verb::Call(_) => "call",
+            });
+            let mut server = self.store.server.borrow_mut();
+            verb.carry_out(&self.store.image, |request| {
+                call(&mut server, self.store.now.get(), self.id, request)
+            })
         };
         Ok(verbs.into_iter().map(one).collect())
     }

@@ -204,17 +204,11 @@ impl RemoteMemory for Quiet<'_, '_> {
     type Error = &'static str;
 
     fn post(&mut self, verbs: Vec<Verb>) -> Result<Vec<Completion>, Self::Error> {
-        let one = |verb| match verb {
-            Verb::Read { at, len } => {
-                let mut bytes = vec![0; len as usize];
-                self.store.image.read(at, &mut bytes);
-                Completion::Read(bytes)
-            }
-            Verb::Call(request) => {
-                let mut server = self.store.server.borrow_mut();
-                Completion::Reply(server.handle(self.store.now.get(), self.reader, &request))
-            }
-            Verb::Write { .. } | Verb::Persist(_) => panic!("a GET writes nothing"),
+        let one = |verb| {
+            assert!(matches!(verb, Verb::Read { .. } | Verb::Call(_)), "a GET writes nothing");
+            verb.carry_out(&self.store.image, |request| {
+                self.store.server.borrow_mut().handle(self.store.now.get(), self.reader, request)
+            })
         };
         Ok(verbs.into_iter().map(one).collect())
     }

@@ -1,11 +1,12 @@
 //! The AF_XDP link over a veth pair of our own, with another AF_XDP link or the kernel's sockets at the far end.
 //! Skipped, with the reason, where the privilege is missing.
 
-use std::io::{self, BufRead, BufReader};
+use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use remanence_effort::{Process, again};
 use remanence_link::veth::{End, Veth};
 use remanence_link::xdp::{Config, Mode, OpenError, XdpLink};
 use remanence_link::{Event, Evidence, Link, Outgoing, Received};
@@ -170,22 +171,13 @@ fn two_threads_play_ping_pong_without_a_loss() {
 #[test]
 fn a_killed_process_leaves_the_interface_free() {
     let Some(veth) = veth(1500) else { return };
-    let mut child = veth
-        .within(End::Left, || {
-            let itself = std::env::current_exe()?;
-            Command::new(itself)
-                .args(["--exact", "xdp::holds_the_interface_for_another_test", "--ignored", "--nocapture"])
-                .stdin(Stdio::piped())
-                .stdout(Stdio::piped())
-                .spawn()
-        })
-        .unwrap();
-    let output = BufReader::new(child.stdout.take().unwrap());
-    assert!(output.lines().any(|line| line.unwrap().contains("holding")), "the child opens the link");
+    let start =
+        || Ok(Process::start(again("xdp::holds_the_interface_for_another_test").stdin(Stdio::piped())));
+    let mut child = veth.within(End::Left, start).unwrap();
+    child.after("holding").expect("the child opens the link");
     let refused = veth.within(End::Left, || Ok(XdpLink::open(&Config::new(Veth::INTERFACE)))).unwrap();
     assert!(matches!(refused.unwrap_err(), OpenError::QueueTaken(_, 0)));
-    child.kill().unwrap();
-    child.wait().unwrap();
+    child.kill();
     open(&veth, End::Left, Mode::Generic);
 }
 

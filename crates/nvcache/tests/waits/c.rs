@@ -14,15 +14,7 @@ const PROGRAM: &str = include_str!("../c/app.c");
 fn built() -> &'static Path {
     static PLACE: OnceLock<PathBuf> = OnceLock::new();
     PLACE.get_or_init(|| {
-        let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("below cargo's directory");
-        let status = Command::new(env!("CARGO"))
-            .args(["build", "--quiet", "--locked", "-p", "remanence-nvcache", "--lib"])
-            .arg("--target-dir")
-            .arg(target)
-            .current_dir(env!("CARGO_MANIFEST_DIR"))
-            .status();
-        assert!(status.expect("cargo runs").success(), "the library does not build");
-        target.join("debug")
+        remanence_effort::built(env!("CARGO_TARGET_TMPDIR"), &["-p", "remanence-nvcache", "--lib"])
     })
 }
 

@@ -1,93 +1,20 @@
 //! Disks that are full or fail, and what others have left of the kernel's memory: everybody is told, and nothing that was acknowledged is lost.
-#![expect(unsafe_code, reason = "two system calls without a wrapper")]
 
 use std::fs::{self, File as SystemFile};
-use std::os::fd::AsRawFd as _;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use remanence_nvcache::{Error, File};
 
+use crate::disk::{Disk, hint};
 use crate::support::{MEDIA, Medium, World, both};
 
-/// `F_SET_RW_HINT`.
-const SET_HINT: i32 = 1024 + 12;
-/// `EXT4_IOC_SHUTDOWN`, and its argument that keeps even the journal from the disk.
-const SHUTDOWN: u64 = 0x8004_587d;
-const NOT_EVEN_THE_JOURNAL: u32 = 2;
 /// Bytes of a write.
 const LEN: usize = 8192;
 
-/// An ext4 in a file, on a loop device, that goes with the test.
-struct Disk {
-    place: PathBuf,
-    image: PathBuf,
-    device: Option<String>,
-}
-
-fn done(command: &mut Command) -> Result<String, String> {
-    let output = command.stdin(Stdio::null()).output().map_err(|why| why.to_string())?;
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    if output.status.success() {
-        Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
-    } else {
-        Err(format!("{command:?}: {said}"))
-    }
-}
-
-impl Disk {
-    /// One of so many MiB. `None`: nobody here may mount one.
-    fn new(world: &World, mib: u64) -> Option<Self> {
-        let mut disk = Self { place: world.path("disk"), image: world.path("image"), device: None };
-        match disk.make(mib) {
-            Ok(()) => Some(disk),
-            Err(why) => {
-                println!("SKIPPED: no file system can be made and mounted here: {why}");
-                None
-            }
-        }
-    }
-
-    fn make(&mut self, mib: u64) -> Result<(), String> {
-        let said = |why: std::io::Error| why.to_string();
-        fs::create_dir_all(&self.place).map_err(said)?;
-        SystemFile::create(&self.image).and_then(|image| image.set_len(mib << 20)).map_err(said)?;
-        let options = "lazy_itable_init=0,lazy_journal_init=0,nodiscard";
-        done(Command::new("mkfs.ext4").args(["-q", "-F", "-b", "4096", "-E", options]).arg(&self.image))?;
-        self.mount()
-    }
-
-    fn mount(&mut self) -> Result<(), String> {
-        let device = done(Command::new("losetup").args(["--find", "--show"]).arg(&self.image))?;
-        self.device = Some(device.clone());
-        let mut mount = Command::new("mount");
-        done(mount.args(["-t", "ext4", "-o", "errors=continue"]).arg(&device).arg(&self.place))?;
-        Ok(())
-    }
-
-    /// From now on nothing reaches it, and each call fails.
-    fn cut_off(&self) {
-        let (root, how) = (SystemFile::open(&self.place).expect("it is mounted"), NOT_EVEN_THE_JOURNAL);
-        // SAFETY: reads a word of ours.
-        let cut = unsafe { libc::ioctl(root.as_raw_fd(), SHUTDOWN, &raw const how) };
-        assert_eq!(cut, 0, "{}", std::io::Error::last_os_error());
-    }
-
-    fn unmount(&mut self) -> Result<(), String> {
-        done(Command::new("umount").arg(&self.place))?;
-        done(Command::new("losetup").arg("--detach").args(self.device.take()))?;
-        Ok(())
-    }
-}
-
-impl Drop for Disk {
-    fn drop(&mut self) {
-        let _ = done(Command::new("umount").arg("--lazy").arg(&self.place));
-        if let Some(device) = self.device.take() {
-            let _ = done(Command::new("losetup").args(["--detach", &device]));
-        }
-    }
+/// An ext4 of so many MiB that goes with the test. `None`: nobody here may mount one.
+fn disk(world: &World, mib: u64) -> Option<Disk> {
+    Disk::new(world.path("image"), world.path("disk"), mib)
 }
 
 fn block(n: u64) -> Vec<u8> {
@@ -129,7 +56,7 @@ fn file_has_blocks(path: &Path, count: u64) {
 #[test]
 fn a_full_disk_is_told_and_takes_all_when_it_has_room() {
     let world = World::new(Medium::Memory);
-    let Some(disk) = Disk::new(&world, 16) else { return };
+    let Some(disk) = disk(&world, 16) else { return };
     let ballast = disk.place.join("ballast");
     fs::write(&ballast, vec![7; 4 << 20]).expect("room");
     SystemFile::open(&ballast).and_then(|ballast| ballast.sync_all()).expect("room");
@@ -167,7 +94,7 @@ fn a_full_disk_is_told_and_takes_all_when_it_has_room() {
 fn a_disk_that_is_cut_off_loses_nothing_that_was_acknowledged() {
     for medium in MEDIA {
         let world = World::new(medium);
-        let Some(mut disk) = Disk::new(&world, 16) else { return };
+        let Some(mut disk) = disk(&world, 16) else { return };
         let path = disk.place.join("file");
         let cache = world.open();
         let file = cache.open_file(&path, &both()).expect("room");
@@ -204,9 +131,7 @@ fn what_the_kernel_has_kept_of_a_file_is_not_taken_for_all_of_it() {
         file.sync().expect("a disk");
         // As a daemon of `rem run` leaves it, or a program that gives the kernel a hint.
         for traced in [&path, &world.directory.path().to_owned()] {
-            let (traced, hint) = (SystemFile::open(traced).expect("it is there"), 1_u64);
-            // SAFETY: reads a word of ours.
-            unsafe { libc::fcntl(traced.as_raw_fd(), SET_HINT, &raw const hint) };
+            hint(traced, 1);
         }
         // As if the process had died: the log is copied while it is open.
         let copy = World::new(medium);

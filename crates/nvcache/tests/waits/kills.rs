@@ -1,14 +1,14 @@
 //! A process is killed wherever it is: what it had said that it wrote is there when its log was recovered, and each write wholly or not at all.
 
 use std::fs;
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::Stdio;
 
 use remanence_cache::recovery::scan;
 use remanence_cache_live::recover::real::lost;
 use remanence_cache_live::recover::{Options as Recovering, is_done, recover_here};
-use remanence_effort::rounds;
+use remanence_effort::{Process, again, rounds};
 use remanence_nvcache::{Cache, OpenOptions};
 
 use crate::support::{MEDIA, Medium, Random, World, both, small};
@@ -70,8 +70,7 @@ fn child() {
 }
 
 struct Victim {
-    child: Child,
-    said: BufReader<ChildStdout>,
+    process: Process,
     /// The highest number that each thread has said.
     acknowledged: [u64; THREADS as usize],
 }
@@ -79,30 +78,14 @@ struct Victim {
 impl Victim {
     fn start(world: &World, run: u64) -> Self {
         let part = format!("{} {} {run}", world.log.display(), world.directory.path().display());
-        let mut command = Command::new(std::env::current_exe().expect("this program"));
-        command
-            .args(["--exact", "kills::child", "--ignored", "--nocapture", "--test-threads=1"])
-            .env(PART, part);
-        let mut child = command.stdout(Stdio::piped()).spawn().expect("it starts");
-        let said = BufReader::new(child.stdout.take().expect("piped"));
-        let mut victim = Self { child, said, acknowledged: [0; THREADS as usize] };
-        loop {
-            let line = victim.line().expect("it begins");
-            if line.ends_with("ready") {
-                return victim;
-            }
-        }
-    }
-
-    fn line(&mut self) -> Option<String> {
-        let mut line = String::new();
-        let len = self.said.read_line(&mut line).expect("a pipe");
-        (len > 0 && line.ends_with('\n')).then(|| line.trim_end().to_owned())
+        let mut process = Process::start(again("kills::child").env(PART, part));
+        process.after("ready").expect("it begins");
+        Self { process, acknowledged: [0; THREADS as usize] }
     }
 
     /// Hears of a write; whether there was one.
     fn hear(&mut self) -> bool {
-        let Some(line) = self.line() else { return false };
+        let Some(line) = self.process.line() else { return false };
         let (thread, n) = line.split_once(' ').expect("two numbers");
         let (thread, n): (usize, u64) = (thread.parse().expect("a number"), n.parse().expect("a number"));
         assert_eq!(n, self.acknowledged[thread] + 1);
@@ -115,17 +98,9 @@ impl Victim {
         for _ in 0..after {
             assert!(self.hear(), "it ended by itself");
         }
-        self.child.kill().expect("it is ours");
+        self.process.kill();
         while self.hear() {}
-        self.child.wait().expect("it is dead");
         self.acknowledged
-    }
-}
-
-impl Drop for Victim {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 
@@ -192,9 +167,9 @@ fn a_recovery_that_is_killed_is_begun_anew() {
     // Each next one recovers, and may be killed in the middle of that; none comes to write.
     for _ in 0..rounds(6, 60) {
         let part = format!("{} {} 2", world.log.display(), world.path("nothing-there").display());
-        let mut command = Command::new(std::env::current_exe().expect("this program"));
-        command.args(["--exact", "kills::child", "--ignored", "--test-threads=1"]).env(PART, part);
-        let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts");
+        let mut command = again("kills::child");
+        let mut child =
+            command.env(PART, part).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts");
         std::thread::yield_now();
         child.kill().expect("it is ours");
         child.wait().expect("it is dead");

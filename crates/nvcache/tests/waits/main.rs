@@ -1,5 +1,8 @@
 //! What waits: caches on real files, processes that are killed, disks that fail, programs in C.
 
+#[path = "../../../preload/tests/common/disk.rs"]
+mod disk;
+
 mod c;
 mod faults;
 mod files;

@@ -5,11 +5,12 @@
 #![expect(unsafe_code, reason = "an ioctl that shuts a file system down")]
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Command, Stdio};
 
+use remanence_effort::Process;
 use remanence_pmem::{FileOptions, Journaling, Region};
 
 const LEN: u64 = 2 << 20;
@@ -73,24 +74,18 @@ fn write(path: &Path) {
     }
 }
 
-struct Writer {
-    child: Child,
-    lines: std::io::Lines<BufReader<ChildStdout>>,
-}
+struct Writer(Process);
 
 impl Writer {
     fn start(test: &str, path: &Path) -> Self {
         let mut command = again(&["/usr/bin/env"], test, path.to_str().expect("a name"));
-        let mut child =
-            command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("a program to write");
-        let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
-        Self { child, lines }
+        Self(Process::start(command.stderr(Stdio::null())))
     }
 
     /// What it says next of a write: its number, or `None` when one has failed, or it has ended.
     fn durable(&mut self) -> Option<u64> {
         loop {
-            let line = self.lines.next()?.expect("text");
+            let line = self.0.line()?;
             if let Some(n) = line.strip_prefix("durable ") {
                 return Some(n.parse().expect("a number"));
             }
@@ -101,8 +96,7 @@ impl Writer {
     }
 
     fn end(mut self) {
-        let _ = self.child.kill();
-        self.child.wait().expect("it has ended");
+        self.0.kill();
     }
 }
 

@@ -12,7 +12,7 @@ mod codec;
 mod reply;
 mod request;
 
-use codec::{Put, Take};
+use codec::Pool;
 pub use remanence_codec::Malformed;
 use remanence_codec::{Reader, Writer};
 pub use reply::{Code, PoolInfo, Reply, sentence};
@@ -47,20 +47,6 @@ pub struct RemoteExtent {
     pub len: u64,
     /// The rkey that opens the run, for this client's QPs alone.
     pub rkey: u32,
-}
-
-impl RemoteExtent {
-    fn emit(&self, w: &mut Writer) {
-        w.u64_be(self.addr);
-        w.u64_be(self.len);
-        w.u32_be(self.rkey);
-    }
-
-    fn parse(r: &mut Reader<'_>) -> Result<Self, Malformed> {
-        let run = Self { addr: r.u64_be()?, len: r.u64_be()?, rkey: r.u32_be()? };
-        // A READ of no bytes would be taken for the end of the blob.
-        if run.len == 0 || run.addr.checked_add(run.len).is_none() { r.fail() } else { Ok(run) }
-    }
 }
 
 /// What a connection request says, as private data of the CM REQ: which of a client's two QPs this is.

@@ -1,12 +1,10 @@
 //! What a server answers.
 
-use remanence_codec::{clipped, printable};
+use remanence_codec::{clipped, printable, tagged};
 
-use super::{
-    EXTENTS_PER_MESSAGE, MAX_MESSAGE, Malformed, Put, Reader, RemoteExtent, Take, Writer, message, open,
-};
+use super::{MAX_MESSAGE, Malformed, Pool, RemoteExtent, message, open};
 use crate::auth::{Fingerprint, Nonce, Proof};
-use crate::blob::{Digest, Listing, State, Version};
+use crate::blob::{Digest, Listing, Version};
 use crate::format::superblock::Uuid;
 use remanence_pmem::{Guarantee, PersistenceDomain};
 
@@ -33,7 +31,7 @@ pub enum Code {
 }
 
 impl Code {
-    const ALL: [Self; 8] = [
+    pub(super) const ALL: [Self; 8] = [
         Self::WrongToken,
         Self::TryLater,
         Self::NotFound,
@@ -152,20 +150,20 @@ pub enum Reply {
     },
 }
 
-mod kind {
-    pub(super) const CHALLENGE: u8 = 65;
-    pub(super) const WELCOME: u8 = 66;
-    pub(super) const DONE: u8 = 67;
-    pub(super) const RESERVED: u8 = 68;
-    pub(super) const EXTENTS: u8 = 69;
-    pub(super) const COMMITTED: u8 = 70;
-    pub(super) const FOUND: u8 = 71;
-    pub(super) const PAGE: u8 = 72;
-    pub(super) const INFO: u8 = 73;
-    pub(super) const IS_AT: u8 = 74;
-    pub(super) const REFUSED: u8 = 75;
-    pub(super) const PROMISED: u8 = 76;
-}
+tagged! { Pool: Reply {
+    65 = Challenge { nonce, fingerprint },
+    66 = Welcome { proof, ticket, info },
+    67 = Done,
+    68 = Reserved { reservation, ticket, extents },
+    69 = Extents { extents },
+    70 = Committed { version },
+    71 = Found { lease, version, len, digest, total, extents },
+    72 = Page { more, listings },
+    73 = Info(info),
+    74 = IsAt { version, live },
+    75 = Refused { code, reason },
+    76 = Promised { number },
+} }
 
 impl PoolInfo {
     /// What is known before the server said anything.
@@ -182,53 +180,6 @@ impl PoolInfo {
             survives: String::new(),
         }
     }
-
-    fn emit(&self, w: &mut Writer) {
-        w.bytes(&self.uuid.0);
-        for n in [self.size, self.capacity, self.free, self.blobs, self.sequence] {
-            w.u64_be(n);
-        }
-        w.u16_be(self.guarantee.to_bits());
-        w.text(&self.survives);
-    }
-
-    fn parse(r: &mut Reader<'_>) -> Result<Self, Malformed> {
-        Ok(Self {
-            uuid: Uuid(r.array()?),
-            size: r.u64_be()?,
-            capacity: r.u64_be()?,
-            free: r.u64_be()?,
-            blobs: r.u64_be()?,
-            sequence: r.u64_be()?,
-            guarantee: Guarantee::from_bits(r.u16_be()?).ok_or(r.malformed())?,
-            survives: r.text()?,
-        })
-    }
-}
-
-fn emit_listing(w: &mut Writer, listing: &Listing) {
-    w.text(listing.name.as_str());
-    w.version(listing.version);
-    match &listing.state {
-        State::Deleted => w.u8(0),
-        State::Live { len, digest } => {
-            w.u8(1);
-            w.u64_be(*len);
-            w.bytes(&digest.0);
-        }
-    }
-}
-
-fn parse_listing(r: &mut Reader<'_>) -> Result<Listing, Malformed> {
-    let (name, version) = (r.name()?, r.version()?);
-    let state =
-        if r.bool()? { State::Live { len: r.u64_be()?, digest: r.digest()? } } else { State::Deleted };
-    Ok(Listing { name, version, state })
-}
-
-fn extents(r: &mut Reader<'_>) -> Result<Vec<RemoteExtent>, Malformed> {
-    let extents = r.list(RemoteExtent::parse)?;
-    if extents.len() > EXTENTS_PER_MESSAGE { r.fail() } else { Ok(extents) }
 }
 
 /// The most bytes of a sentence in a message.
@@ -267,68 +218,7 @@ impl Reply {
     /// The message to send.
     #[must_use]
     pub fn emit(&self, number: u32) -> Vec<u8> {
-        message(self.kind(), number, |w| self.emit_body(w))
-    }
-
-    const fn kind(&self) -> u8 {
-        match self {
-            Self::Challenge { .. } => kind::CHALLENGE,
-            Self::Welcome { .. } => kind::WELCOME,
-            Self::Done => kind::DONE,
-            Self::Reserved { .. } => kind::RESERVED,
-            Self::Promised { .. } => kind::PROMISED,
-            Self::Extents { .. } => kind::EXTENTS,
-            Self::Committed { .. } => kind::COMMITTED,
-            Self::Found { .. } => kind::FOUND,
-            Self::Page { .. } => kind::PAGE,
-            Self::Info(_) => kind::INFO,
-            Self::IsAt { .. } => kind::IS_AT,
-            Self::Refused { .. } => kind::REFUSED,
-        }
-    }
-
-    fn emit_body(&self, w: &mut Writer) {
-        match self {
-            Self::Challenge { nonce, fingerprint } => {
-                w.bytes(nonce);
-                w.bytes(&fingerprint.0);
-            }
-            Self::Welcome { proof, ticket, info } => {
-                w.bytes(proof);
-                w.bytes(ticket);
-                info.emit(w);
-            }
-            Self::Done => {}
-            Self::Promised { number } => w.u64_be(*number),
-            Self::Reserved { reservation, ticket, extents } => {
-                w.u64_be(*reservation);
-                w.u64_be(*ticket);
-                w.list(extents, |w, e| e.emit(w));
-            }
-            Self::Extents { extents } => w.list(extents, |w, e| e.emit(w)),
-            Self::Committed { version } => w.version(*version),
-            Self::Found { lease, version, len, digest, total, extents } => {
-                w.u64_be(*lease);
-                w.version(*version);
-                w.u64_be(*len);
-                w.bytes(&digest.0);
-                w.u32_be(*total);
-                w.list(extents, |w, e| e.emit(w));
-            }
-            Self::Page { listings, more } => {
-                w.u8((*more).into());
-                w.list(listings, emit_listing);
-            }
-            Self::Info(info) => info.emit(w),
-            Self::IsAt { version, live } => {
-                w.version(*version);
-                w.u8((*live).into());
-            }
-            Self::Refused { code, reason } => {
-                w.u8(*code as u8);
-                w.text(reason);
-            }
-        }
+        message(self.tag(), number, |w| self.emit_fields(w))
     }
 
     /// Reads a message: the number of the request and the reply.
@@ -337,36 +227,7 @@ impl Reply {
     /// The bytes are no reply of this protocol.
     pub fn parse(bytes: &[u8]) -> Result<(u32, Self), Malformed> {
         let (kind, number, mut r) = open(bytes)?;
-        let reply = match kind {
-            kind::CHALLENGE => Self::Challenge { nonce: r.array()?, fingerprint: Fingerprint(r.array()?) },
-            kind::WELCOME => {
-                Self::Welcome { proof: r.array()?, ticket: r.array()?, info: PoolInfo::parse(&mut r)? }
-            }
-            kind::DONE => Self::Done,
-            kind::RESERVED => {
-                Self::Reserved { reservation: r.u64_be()?, ticket: r.u64_be()?, extents: extents(&mut r)? }
-            }
-            kind::PROMISED => Self::Promised { number: r.u64_be()? },
-            kind::EXTENTS => Self::Extents { extents: extents(&mut r)? },
-            kind::COMMITTED => Self::Committed { version: r.version()? },
-            kind::FOUND => Self::Found {
-                lease: r.u64_be()?,
-                version: r.version()?,
-                len: r.u64_be()?,
-                digest: r.digest()?,
-                total: r.u32_be()?,
-                extents: extents(&mut r)?,
-            },
-            kind::PAGE => Self::Page { more: r.bool()?, listings: r.list(parse_listing)? },
-            kind::INFO => Self::Info(PoolInfo::parse(&mut r)?),
-            kind::IS_AT => Self::IsAt { version: r.version()?, live: r.bool()? },
-            kind::REFUSED => {
-                let code = r.u8()?;
-                let code = Code::ALL.into_iter().find(|c| *c as u8 == code).ok_or(r.malformed())?;
-                Self::Refused { code, reason: r.text()? }
-            }
-            _ => return r.fail(),
-        };
+        let reply = Self::parse_fields(kind, &mut r)?;
         r.end()?;
         Ok((number, reply))
     }
@@ -374,8 +235,10 @@ impl Reply {
 
 #[cfg(test)]
 mod tests {
+    use super::super::EXTENTS_PER_MESSAGE;
     use super::super::request::tests::{name, version};
     use super::*;
+    use crate::blob::State;
     use proptest::prelude::*;
 
     fn info() -> impl Strategy<Value = PoolInfo> {

@@ -1,6 +1,8 @@
 //! What a client asks for.
 
-use super::{Malformed, Put, Take, Writer, message, open};
+use remanence_codec::tagged;
+
+use super::{Malformed, Pool, message, open};
 use crate::auth::{Nonce, Proof};
 use crate::blob::{BlobName, Digest, Version};
 
@@ -103,94 +105,31 @@ pub enum Request {
     },
 }
 
-mod kind {
-    pub(super) const HELLO: u8 = 1;
-    pub(super) const AUTHENTICATE: u8 = 2;
-    pub(super) const PING: u8 = 3;
-    pub(super) const RESERVE: u8 = 4;
-    pub(super) const EXTEND: u8 = 5;
-    pub(super) const COMMIT: u8 = 6;
-    pub(super) const ABANDON: u8 = 7;
-    pub(super) const LOOKUP: u8 = 8;
-    pub(super) const MORE_EXTENTS: u8 = 9;
-    pub(super) const RELEASE: u8 = 10;
-    pub(super) const LIST: u8 = 11;
-    pub(super) const DELETE: u8 = 12;
-    pub(super) const STAT: u8 = 13;
-    pub(super) const SCRATCH: u8 = 14;
-    pub(super) const VERSION_OF: u8 = 15;
-    pub(super) const TICKET: u8 = 16;
-    pub(super) const PROMISE: u8 = 17;
-}
+tagged! { Pool: Request {
+    1 = Hello { nonce },
+    2 = Authenticate { proof },
+    3 = Ping,
+    4 = Reserve { name, bytes, at_least },
+    5 = Extend { reservation, bytes, at_least },
+    6 = Commit { reservation, version, len, digest },
+    7 = Abandon { reservation },
+    8 = Lookup { name },
+    9 = MoreExtents { lease, from },
+    10 = Release { lease },
+    11 = List { after },
+    12 = Delete { name, version },
+    13 = Stat,
+    14 = Scratch { bytes },
+    15 = VersionOf { name },
+    16 = Ticket,
+    17 = Promise { number },
+} }
 
 impl Request {
     /// The message to send.
     #[must_use]
     pub fn emit(&self, number: u32) -> Vec<u8> {
-        message(self.kind(), number, |w| self.emit_body(w))
-    }
-
-    const fn kind(&self) -> u8 {
-        match self {
-            Self::Hello { .. } => kind::HELLO,
-            Self::Authenticate { .. } => kind::AUTHENTICATE,
-            Self::Ping => kind::PING,
-            Self::Reserve { .. } => kind::RESERVE,
-            Self::Extend { .. } => kind::EXTEND,
-            Self::Commit { .. } => kind::COMMIT,
-            Self::Abandon { .. } => kind::ABANDON,
-            Self::Lookup { .. } => kind::LOOKUP,
-            Self::MoreExtents { .. } => kind::MORE_EXTENTS,
-            Self::Release { .. } => kind::RELEASE,
-            Self::List { .. } => kind::LIST,
-            Self::Delete { .. } => kind::DELETE,
-            Self::Stat => kind::STAT,
-            Self::Scratch { .. } => kind::SCRATCH,
-            Self::VersionOf { .. } => kind::VERSION_OF,
-            Self::Ticket => kind::TICKET,
-            Self::Promise { .. } => kind::PROMISE,
-        }
-    }
-
-    fn emit_body(&self, w: &mut Writer) {
-        match self {
-            Self::Hello { nonce } => w.bytes(nonce),
-            Self::Authenticate { proof } => w.bytes(proof),
-            Self::Ping | Self::Stat | Self::Ticket => {}
-            Self::Promise { number } => w.u64_be(*number),
-            Self::Reserve { name, bytes, at_least } => {
-                w.text(name.as_str());
-                w.u64_be(*bytes);
-                w.u64_be(*at_least);
-            }
-            Self::Extend { reservation, bytes, at_least } => {
-                w.u64_be(*reservation);
-                w.u64_be(*bytes);
-                w.u64_be(*at_least);
-            }
-            Self::Commit { reservation, version, len, digest } => {
-                w.u64_be(*reservation);
-                w.version(*version);
-                w.u64_be(*len);
-                w.bytes(&digest.0);
-            }
-            Self::Abandon { reservation } => w.u64_be(*reservation),
-            Self::Lookup { name } | Self::VersionOf { name } => w.text(name.as_str()),
-            Self::MoreExtents { lease, from } => {
-                w.u64_be(*lease);
-                w.u32_be(*from);
-            }
-            Self::Release { lease } => w.u64_be(*lease),
-            Self::List { after } => {
-                w.u8(after.is_some().into());
-                after.iter().for_each(|name| w.text(name.as_str()));
-            }
-            Self::Delete { name, version } => {
-                w.text(name.as_str());
-                w.version(*version);
-            }
-            Self::Scratch { bytes } => w.u64_be(*bytes),
-        }
+        message(self.tag(), number, |w| self.emit_fields(w))
     }
 
     /// Reads a message: its number and the request.
@@ -199,33 +138,7 @@ impl Request {
     /// The bytes are no request of this protocol.
     pub fn parse(bytes: &[u8]) -> Result<(u32, Self), Malformed> {
         let (kind, number, mut r) = open(bytes)?;
-        let request = match kind {
-            kind::HELLO => Self::Hello { nonce: r.array()? },
-            kind::AUTHENTICATE => Self::Authenticate { proof: r.array()? },
-            kind::PING => Self::Ping,
-            kind::RESERVE => Self::Reserve { name: r.name()?, bytes: r.u64_be()?, at_least: r.u64_be()? },
-            kind::EXTEND => {
-                Self::Extend { reservation: r.u64_be()?, bytes: r.u64_be()?, at_least: r.u64_be()? }
-            }
-            kind::COMMIT => Self::Commit {
-                reservation: r.u64_be()?,
-                version: r.version()?,
-                len: r.u64_be()?,
-                digest: r.digest()?,
-            },
-            kind::ABANDON => Self::Abandon { reservation: r.u64_be()? },
-            kind::LOOKUP => Self::Lookup { name: r.name()? },
-            kind::MORE_EXTENTS => Self::MoreExtents { lease: r.u64_be()?, from: r.u32_be()? },
-            kind::RELEASE => Self::Release { lease: r.u64_be()? },
-            kind::LIST => Self::List { after: if r.bool()? { Some(r.name()?) } else { None } },
-            kind::DELETE => Self::Delete { name: r.name()?, version: r.version()? },
-            kind::STAT => Self::Stat,
-            kind::SCRATCH => Self::Scratch { bytes: r.u64_be()? },
-            kind::VERSION_OF => Self::VersionOf { name: r.name()? },
-            kind::TICKET => Self::Ticket,
-            kind::PROMISE => Self::Promise { number: r.u64_be()? },
-            _ => return r.fail(),
-        };
+        let request = Self::parse_fields(kind, &mut r)?;
         r.end()?;
         Ok((number, request))
     }

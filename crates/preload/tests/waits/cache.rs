@@ -28,15 +28,8 @@ fn built() -> &'static Path {
         if let Some(place) = std::env::var_os(BUILT) {
             return place.into();
         }
-        let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("below cargo's directory");
-        let status = Command::new(env!("CARGO"))
-            .args(["build", "--quiet", "--locked", "-p", "remanence-preload", "--lib", "--examples"])
-            .arg("--target-dir")
-            .arg(target)
-            .current_dir(env!("CARGO_MANIFEST_DIR"))
-            .status();
-        assert!(status.expect("cargo runs").success(), "the library does not build");
-        target.join("debug")
+        let arguments = ["-p", "remanence-preload", "--lib", "--examples"];
+        remanence_effort::built(env!("CARGO_TARGET_TMPDIR"), &arguments)
     })
 }
 
@@ -202,21 +195,30 @@ impl Cache {
         format!("env -u LD_PRELOAD {} {}", example("supervised").display(), self.socket().display())
     }
 
+    /// The processes that have the cache mapped, or have joined it: of each its id, where the kernel shows it, and which of the two.
+    fn processes(&self) -> Vec<(Pid, PathBuf, [bool; 2])> {
+        let Some(segment) = self.segment() else { return Vec::new() };
+        let (maps, joins) = (segment.display(), format!("REMANENCE_CACHE={}\0", self.socket().display()));
+        let signs = [("maps", maps.to_string()), ("environ", joins)];
+        let entries = fs::read_dir("/proc").expect("it is there").flatten().filter_map(|entry| {
+            let number = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok());
+            let (pid, process) = (number.and_then(Pid::from_raw)?, entry.path());
+            let has = signs.each_ref().map(|(file, what)| {
+                let text = fs::read(process.join(file)).unwrap_or_default();
+                text.windows(what.len()).any(|part| part == what.as_bytes())
+            });
+            has.contains(&true).then_some((pid, process, has))
+        });
+        entries.collect()
+    }
+
     /// The processes of supervisors of the cache: the keepers, and the servers, which have joined.
     pub(crate) fn supervisors(&self) -> [Vec<Pid>; 2] {
-        let segment = self.segment().expect("it is there").display().to_string();
-        let joins = format!("REMANENCE_CACHE={}\0", self.socket().display());
-        let has = |process: &Path, file: &str, what: &str| {
-            let text = fs::read(process.join(file)).unwrap_or_default();
-            text.windows(what.len()).any(|part| part == what.as_bytes())
-        };
+        self.segment().expect("it is there");
         let mut found = [Vec::new(), Vec::new()];
-        for entry in fs::read_dir("/proc").expect("it is there").flatten() {
-            let number = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok());
-            let Some(pid) = number.and_then(Pid::from_raw) else { continue };
-            let process = entry.path();
-            if has(&process, "comm", "rem-supervisor") && has(&process, "environ", &joins) {
-                found[usize::from(has(&process, "maps", &segment))].push(pid);
+        for (pid, process, [maps, joins]) in self.processes() {
+            if joins && fs::read(process.join("comm")).is_ok_and(|name| name.starts_with(b"rem-supervisor")) {
+                found[usize::from(maps)].push(pid);
             }
         }
         found
@@ -224,24 +226,12 @@ impl Cache {
 
     /// Kills every program that has the cache but one: what has a session of its own by now too, and what was just executed.
     pub(crate) fn kill_programs(&self, but: u32) {
-        let Some(segment) = self.segment() else { return };
-        let segment = segment.display().to_string();
-        let joins = format!("REMANENCE_CACHE={}\0", self.socket().display());
-        let has = |process: &Path, file: &str, what: &str| {
-            let text = fs::read(process.join(file)).unwrap_or_default();
-            text.windows(what.len()).any(|part| part == what.as_bytes())
-        };
         let mut quiet = 0;
         while quiet < 3 {
             let mut found = false;
-            for entry in fs::read_dir("/proc").expect("it is there").flatten() {
-                let number = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok());
-                let Some(pid) = number.and_then(Pid::from_raw) else { continue };
+            for (pid, ..) in self.processes() {
                 let id = pid.as_raw_nonzero().get().unsigned_abs();
-                if [but, self.daemon.id(), std::process::id()].contains(&id) {
-                    continue;
-                }
-                if has(&entry.path(), "maps", &segment) || has(&entry.path(), "environ", &joins) {
+                if ![but, self.daemon.id(), std::process::id()].contains(&id) {
                     found = true;
                     let _ = kill_process(pid, Signal::KILL);
                 }

@@ -10,7 +10,7 @@ use remanence_cache_live::command;
 use rustix::process::Signal;
 
 use crate::cache::{Cache, Talk, example};
-use crate::loss::Disk;
+use crate::disk::Disk;
 use crate::model::{RECORD, record};
 
 const NEVER: u64 = 3000;

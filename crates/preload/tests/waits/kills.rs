@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::FileExt as _;
+use std::process::Command;
 
 use crate::cache::{Cache, Talk, traps};
 
@@ -31,14 +32,13 @@ pub(crate) fn records(program: &mut Talk, count: usize) {
     }
 }
 
-#[test]
-fn a_program_that_is_killed_has_lost_nothing_that_it_said() {
-    let Some(cache) = Cache::new("killed", NEVER) else { return };
+/// A program is killed so often, wherever it is then, and has lost nothing that it said.
+pub(crate) fn is_killed(cache: &Cache, runs: u64, program: impl Fn() -> Command) {
     fs::write(cache.path("file"), []).expect("room");
     // While somebody is there, nothing is carried out by itself.
     let other = Talk::with(&mut cache.command("cat"));
-    for run in 0..12 {
-        let mut program = Talk::with(cache.command(traps()).args(["forever", "file", &run.to_string()]));
+    for run in 0..runs {
+        let mut program = Talk::with(program().args(["forever", "file", &run.to_string()]));
         // Enough for its syncs to be absorbed.
         records(&mut program, 6);
         let absorbed = cache.count("file", "absorbed");
@@ -47,17 +47,22 @@ fn a_program_that_is_killed_has_lost_nothing_that_it_said() {
         for _ in 0..1 + run * 4 {
             program.line().expect("it goes on");
         }
-        // Wherever it is then.
         program.child.kill().expect("it can be killed");
         let upto = acknowledged(&mut program);
         program.child.wait().expect("it was");
         has_records(&fs::read(cache.path("file")).expect("it is there"), run, upto);
-        for (_, bytes) in old.replayed(&cache) {
+        for (_, bytes) in old.replayed(cache) {
             has_records(&bytes, run, upto);
         }
         assert!(cache.count("file", "absorbed") > absorbed);
     }
     other.end();
+}
+
+#[test]
+fn a_program_that_is_killed_has_lost_nothing_that_it_said() {
+    let Some(cache) = Cache::new("killed", NEVER) else { return };
+    is_killed(&cache, 12, || cache.command(traps()));
     cache.stop();
 }
 

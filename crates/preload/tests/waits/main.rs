@@ -1,5 +1,8 @@
 //! Real programs under a real daemon: what an absorbed sync promised is in the log.
 
+#[path = "../common/disk.rs"]
+mod disk;
+
 mod cache;
 mod databases;
 mod faults;

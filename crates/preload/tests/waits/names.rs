@@ -10,7 +10,7 @@ use std::time::Duration;
 use remanence_effort::{replay, seeds};
 
 use crate::cache::{Cache, Talk, example};
-use crate::loss::Disk;
+use crate::disk::Disk;
 use crate::model::{NameStep, Numbers, TMP, Tree, numbers};
 use crate::torture::decide;
 

@@ -11,7 +11,7 @@ use remanence_intercept::Way;
 use rustix::process::{Signal, kill_process};
 
 use crate::cache::{Cache, Talk, traps};
-use crate::kills::{acknowledged, has_records, records};
+use crate::kills::{self, has_records, records};
 use crate::traps::{Syncs, trap_under};
 
 const NEVER: u64 = 3000;
@@ -188,34 +188,13 @@ fn many_threads_of_a_program_of_go_that_is_loaded() {
 fn is_killed(name: &str, program: Option<&Path>, under: fn(&Cache, &Path) -> Command) {
     let Some(program) = program else { return };
     let Some(cache) = Cache::new(name, NEVER) else { return };
-    fs::write(cache.path("file"), []).expect("room");
-    // While somebody is there, nothing is carried out by itself.
-    let other = Talk::with(&mut cache.command("cat"));
-    for run in 0..8 {
-        let mut program = Talk::with(under(&cache, program).args(["forever", "file", &run.to_string()]));
-        records(&mut program, 6);
-        let absorbed = cache.count("file", "absorbed");
-        let old = cache.old(&["file"]);
-        program.say(&".".repeat(100));
-        for _ in 0..1 + run * 4 {
-            program.line().expect("it goes on");
-        }
-        program.child.kill().expect("it can be killed");
-        let upto = acknowledged(&mut program);
-        program.child.wait().expect("it was");
-        has_records(&fs::read(cache.path("file")).expect("it is there"), run, upto);
-        for (_, bytes) in old.replayed(&cache) {
-            has_records(&bytes, run, upto);
-        }
-        assert!(cache.count("file", "absorbed") > absorbed);
-    }
+    kills::is_killed(&cache, 8, || under(&cache, program));
     // Supervisors end with their programs.
     let until = Instant::now() + Duration::from_secs(60);
     while cache.supervisors() != [vec![], vec![]] {
         assert!(Instant::now() < until, "{:?}", cache.supervisors());
         std::thread::sleep(Duration::from_millis(5));
     }
-    other.end();
     cache.stop();
 }
 

@@ -21,7 +21,7 @@ use remanence_cache_live::recover::{Options, is_done, recover_here};
 use remanence_effort::{Effort, replay, seeds};
 
 use crate::cache::{Cache, example};
-use crate::loss::Disk;
+use crate::disk::Disk;
 use crate::model::{Numbers, RECORD, Step, numbers, record};
 
 const PROCESSES: u64 = 2;

@@ -1,11 +1,11 @@
 //! Servers of a test's own, each on a loopback address of its own.
 #![allow(dead_code, reason = "each test program uses a part")]
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::JoinHandle;
 
+pub(crate) use remanence_effort::address;
 use remanence_persist::Config;
 use remanence_persist::plan::Costs;
 use remanence_persist::taxonomy::Domain;
@@ -13,14 +13,6 @@ use remanence_pmem::{FileOptions, PersistenceDomain, Region};
 use remanence_remote::{CostSource, Error, Options, Server, ServerOptions, Session, Stats, Stop};
 use remanence_verbs::Context;
 use tempfile::TempDir;
-
-/// An address of 127/8 that no other test of this or another process uses at the moment.
-pub(crate) fn address() -> IpAddr {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let process = std::process::id() % 60_000 + 256;
-    let n = NEXT.fetch_add(1, Ordering::Relaxed) % 254 + 1;
-    Ipv4Addr::new(127, (process >> 8) as u8, process as u8, n as u8).into()
-}
 
 pub(crate) fn context() -> Context {
     Context::open(remanence_verbs::Options::udp(address())).expect("a device on loopback")

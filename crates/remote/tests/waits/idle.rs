@@ -2,12 +2,12 @@
 
 use crate::common;
 
-use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::Duration;
 
 use common::{Host, context, fixed};
+use remanence_effort::{Process, again};
 use remanence_remote::Session;
 
 const SERVICE: u16 = 7;
@@ -66,23 +66,19 @@ fn cost(sessions: u16, silent: Duration, time: Duration) -> (u64, f64) {
         .expect("an answer");
     std::thread::sleep(Duration::from_millis(500));
     let before = resident();
-    let mut child = Command::new(std::env::current_exe().expect("this test"))
-        .args(["--exact", "idle::clients", "--nocapture"])
-        .env("REMANENCE_TEST_IDLE", format!("{} {sessions}", host.addr))
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("a process");
-    let mut said = BufReader::new(child.stdout.take().expect("a pipe")).lines();
-    let there = format!("there {sessions}");
-    assert!(said.any(|line| line.expect("it speaks").ends_with(&there)), "it does not get so far");
+    let mut clients = Process::start(
+        again("idle::clients")
+            .env("REMANENCE_TEST_IDLE", format!("{} {sessions}", host.addr))
+            .stdin(Stdio::piped()),
+    );
+    clients.after(&format!("there {sessions}")).expect("it gets so far");
     let each = resident().saturating_sub(before) / u64::from(sessions);
     std::thread::sleep(silent);
     let begin = used();
     std::thread::sleep(time);
     let share = (used() - begin).as_secs_f64() / time.as_secs_f64();
-    drop(child.stdin.take());
-    assert!(child.wait().expect("it ends").success());
+    drop(clients.child().stdin.take());
+    assert!(clients.child().wait().expect("it ends").success());
     println!("{sessions} silent sessions: {each} bytes each, {:.2} % of a core in all", share * 100.0);
     (each, share)
 }

@@ -5,15 +5,16 @@
 
 use crate::common;
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::Stdio;
 use std::time::Duration;
 
 use common::{address, context, fixed};
 use rand_chacha::ChaCha8Rng;
 use rand_core::{RngCore, SeedableRng};
+use remanence_effort::{Process, again};
 use remanence_persist::plan::Request;
 use remanence_persist::recipe::Op;
 use remanence_persist::taxonomy::Buffers;
@@ -35,52 +36,6 @@ fn rounds() -> u64 {
 /// Record `n`, of which no part is a part of another one.
 fn record(n: u64) -> Vec<u8> {
     (0..RECORD / 8).flat_map(|k| (((n + 1) << 32) + (k + 1) * 0x0101).to_be_bytes()).collect()
-}
-
-fn again(test: &str, variables: &[(&str, String)]) -> Command {
-    let mut command = Command::new(std::env::current_exe().expect("this program"));
-    command.args(["--exact", test, "--nocapture", "--test-threads=1"]).stdin(Stdio::null());
-    command.envs(variables.iter().map(|(name, value)| (name, value))).stdout(Stdio::piped());
-    command
-}
-
-/// A process of ours, killed when it is dropped.
-struct Process {
-    child: Child,
-    said: BufReader<ChildStdout>,
-}
-
-impl Process {
-    fn start(mut command: Command) -> Self {
-        let mut child = command.spawn().expect("it starts");
-        let said = BufReader::new(child.stdout.take().expect("piped"));
-        Self { child, said }
-    }
-
-    /// The rest of the next line that begins so; `None` at its end.
-    fn next(&mut self, wanted: &str) -> Option<String> {
-        let mut line = String::new();
-        while self.said.read_line(&mut line).is_ok_and(|n| n > 0) {
-            // The test harness may have said something on the same line.
-            if let Some((_, rest)) = line.trim_end().split_once(wanted) {
-                return Some(rest.to_owned());
-            }
-            line.clear();
-        }
-        None
-    }
-
-    /// Ends the process with SIGKILL, and waits until it has ended.
-    fn kill(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        self.kill();
-    }
 }
 
 /// The server process: only what `serve` starts.
@@ -152,8 +107,8 @@ fn start(path: &Path, buffers: &str) -> Served {
     if buffers == "pm" {
         variables.push(("REMANENCE_TEST_BUSY", busy(path).display().to_string()));
     }
-    let mut process = Process::start(again("processes::serve", &variables));
-    let ready = process.next("ready ").expect("the server starts");
+    let mut process = Process::start(again("processes::serve").envs(variables).stdin(Stdio::null()));
+    let ready = process.after("ready ").expect("the server starts");
     let (addr, recovered) = ready.split_once(' ').expect("two words");
     Served {
         addr: addr.parse().expect("an address"),
@@ -302,9 +257,9 @@ fn a_client_is_killed_and_what_it_was_told_is_there() {
     let mut acknowledged = 0;
     for round in 0..rounds() {
         let mut client =
-            Process::start(again("processes::append", &[("REMANENCE_TEST_APPEND", served.addr.to_string())]));
+            Process::start(again("processes::append").env("REMANENCE_TEST_APPEND", served.addr.to_string()));
         for _ in 0..20 + 7 * round {
-            let said = client.next("acknowledged ").expect("the server lives");
+            let said = client.after("acknowledged ").expect("the server lives");
             acknowledged = said.parse().expect("a number");
         }
         client.kill();

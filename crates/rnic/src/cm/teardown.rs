@@ -25,6 +25,24 @@ const QUICK_KNOCKS: u8 = 5;
 /// The longest timewait, as an exponent: 4.3 s. The times of IP networks are far below, and so is what Linux asks for.
 const TIMEWAIT_MAX: u8 = 20;
 
+/// The message of the peer that our caller is to decide on, if there is one.
+const fn undecided(state: State) -> Option<RejectedMessage> {
+    match state {
+        State::ReqRcvd | State::MraReqSent => Some(RejectedMessage::Req),
+        State::RepRcvd | State::MraRepSent => Some(RejectedMessage::Rep),
+        State::ReqSent
+        | State::MraReqRcvd
+        | State::RepSent
+        | State::MraRepRcvd
+        | State::Established
+        | State::DreqSent
+        | State::Timewait
+        | State::SidrReqSent
+        | State::SidrReqRcvd
+        | State::SidrRepSent => None,
+    }
+}
+
 impl Manager {
     /// Rejects a request ([`Event::ConnectRequest`]) or an answer ([`Event::Response`]). The ID is gone.
     pub fn reject(
@@ -35,20 +53,7 @@ impl Manager {
         private_data: &[u8],
     ) -> Result<(), CmError> {
         let conn = self.known(id)?;
-        let rejected = match conn.state {
-            State::ReqRcvd | State::MraReqSent => RejectedMessage::Req,
-            State::RepRcvd | State::MraRepSent => RejectedMessage::Rep,
-            State::ReqSent
-            | State::MraReqRcvd
-            | State::RepSent
-            | State::MraRepRcvd
-            | State::Established
-            | State::DreqSent
-            | State::Timewait
-            | State::SidrReqSent
-            | State::SidrReqRcvd
-            | State::SidrRepSent => return Err(CmError::State),
-        };
+        let rejected = undecided(conn.state).ok_or(CmError::State)?;
         let reject = Reject { message: rejected, reason, info: ari, private_data };
         let mad = message::rej(conn.tid, id.0, conn.remote_id, &reject)?;
         self.refuse(id.0, rejected, mad);
@@ -131,20 +136,11 @@ impl Manager {
 
     /// Rejects what its caller will never decide on.
     pub(super) fn turn_away(&mut self, id: u32) {
-        let rejected = match self.conns[&id].state {
-            State::SidrReqRcvd => return self.refuse_sidr(id),
-            State::RepRcvd | State::MraRepSent => RejectedMessage::Rep,
-            State::ReqRcvd | State::MraReqSent => RejectedMessage::Req,
-            State::ReqSent
-            | State::MraReqRcvd
-            | State::RepSent
-            | State::MraRepRcvd
-            | State::Established
-            | State::DreqSent
-            | State::Timewait
-            | State::SidrReqSent
-            | State::SidrRepSent => unreachable!("only what waits for our caller can be turned away"),
-        };
+        let state = self.conns[&id].state;
+        if state == State::SidrReqRcvd {
+            return self.refuse_sidr(id);
+        }
+        let rejected = undecided(state).expect("only what waits for our caller can be turned away");
         let conn = &self.conns[&id];
         let reject = Reject::new(rejected, RejReason::CONSUMER_DEFINED);
         let mad = message::rej(conn.tid, id, conn.remote_id, &reject).expect("our own information fits");

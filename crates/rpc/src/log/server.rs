@@ -5,8 +5,6 @@ use std::time::{Duration, Instant};
 
 use remanence_pmem::Region;
 use remanence_pmem::counter::{Entry, LogFault};
-use remanence_service::Meter;
-use remanence_service::server::Stop;
 
 use super::sharing::Sharing;
 use super::{APPEND, BOUNDS, LogFile, READ, TRIM};
@@ -14,7 +12,7 @@ use crate::core::buffers::Body;
 use crate::core::event::{Event, RequestId};
 use crate::header::Status;
 use crate::live::{Live, Rpc};
-use crate::metering::Metering;
+use crate::metering::{Metering, event_loop};
 
 /// How a log is served.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -44,6 +42,8 @@ pub struct Server {
     metering: Metering,
 }
 
+event_loop!(Server);
+
 impl Server {
     /// Over a log that was made or opened.
     #[must_use]
@@ -57,43 +57,6 @@ impl Server {
     #[must_use]
     pub fn counts(&self) -> (u64, u64) {
         (self.appends, self.commits)
-    }
-
-    /// The endpoint that the server answers through.
-    #[must_use]
-    pub fn rpc(&self) -> &Rpc {
-        &self.rpc
-    }
-
-    /// Serves until it is stopped, which it hears of at once.
-    ///
-    /// # Errors
-    /// The endpoint does not work any more, or the medium failed.
-    pub fn run(&mut self, stop: &Stop) -> io::Result<()> {
-        let waker = self.rpc.waker();
-        let _wakes = stop.wakes(move || waker.wake());
-        while !stop.is_asked() {
-            self.turn(None)?;
-        }
-        Ok(())
-    }
-
-    /// What counts, from here on, what the application costs: requests, and the CPU time of the serving thread for them. It is that of one turn
-    /// in many, taken for all of them.
-    pub fn meter(&mut self) -> Meter {
-        self.metering.meter()
-    }
-
-    /// Looks once: what has come is served, and its answers leave. For a thread that has other work between two looks.
-    ///
-    /// # Errors
-    /// As [`turn`](Self::turn).
-    pub fn look(&mut self) -> io::Result<()> {
-        self.turn(Some(Duration::ZERO))?;
-        while self.rpc.has_event() {
-            self.turn(Some(Duration::ZERO))?;
-        }
-        self.rpc.flush().map_err(io::Error::other)
     }
 
     /// One round of the event loop. It sleeps so long at most.

@@ -3,15 +3,14 @@
 use crate::common;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{BufRead as _, BufReader};
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use common::{LIMIT, PORT, address, device, options};
+use remanence_effort::{Process, again};
 use remanence_pmem::{FileOptions, Region};
 use remanence_rpc::Stop;
 use remanence_rpc::durable::Fault;
@@ -144,29 +143,11 @@ fn be_a_server() {
     server.run(&Stop::new()).unwrap();
 }
 
-/// Ends the process that it holds, however its holder ends.
-struct Killed(Child);
-
-impl Drop for Killed {
-    fn drop(&mut self) {
-        // SIGKILL.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn start(word: Word, at: IpAddr, path: &Path) -> Killed {
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "logserver::be_a_server", "--nocapture", "--test-threads=1"])
-        .env(PART, format!("{word} {at} {}", path.display()))
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let out = child.stdout.take().unwrap();
-    let child = Killed(child);
-    let ready = BufReader::new(out).lines().map_while(Result::ok).any(|line| line == "ready");
-    assert!(ready, "the server does not start");
-    child
+fn start(word: Word, at: IpAddr, path: &Path) -> Process {
+    let part = format!("{word} {at} {}", path.display());
+    let mut server = Process::start(again("logserver::be_a_server").env(PART, part));
+    server.after("ready").expect("the server starts");
+    server
 }
 
 struct Gone(PathBuf);

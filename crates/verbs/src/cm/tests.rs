@@ -2,10 +2,8 @@
 
 use remanence_link::Quote;
 use remanence_rnic::cm::{Accept, Config, Connect, Listen, Transport};
-use remanence_rnic::{
-    Access, FlushId, FlushOutcome, Memory, Placement, PlacementSupport, QpCaps, QpInit, QpType, RegionId,
-    Span,
-};
+use remanence_rnic::side::Plain;
+use remanence_rnic::{Access, QpCaps, QpInit, QpType};
 use remanence_wire::{Mtu, cm::PortSpace};
 
 use super::*;
@@ -112,27 +110,6 @@ fn this_host_needs_no_proof() {
     }
 }
 
-/// Its memory, which nothing reaches.
-struct Nothing;
-
-impl Memory for Nothing {
-    fn read(&self, _: RegionId, _: u64, _: &mut [u8]) {}
-    fn write(&mut self, _: RegionId, _: u64, _: &[u8]) {}
-    fn compare_and_swap(&mut self, _: RegionId, _: u64, _: u64, _: u64) -> u64 {
-        0
-    }
-    fn fetch_add(&mut self, _: RegionId, _: u64, _: u64) -> u64 {
-        0
-    }
-    fn atomic_write(&mut self, _: RegionId, _: u64, _: [u8; 8]) {}
-    fn placement_support(&self, _: RegionId) -> PlacementSupport {
-        PlacementSupport::empty()
-    }
-    fn flush(&mut self, _: FlushId, _: Span, _: Placement) -> FlushOutcome {
-        FlushOutcome::Failed
-    }
-}
-
 #[test]
 fn a_connection_is_doubted_for_who_quotes_its_packet_and_for_nobody_else() {
     let mut asking = Asking::new();
@@ -185,7 +162,7 @@ fn a_connection_is_doubted_for_who_quotes_its_packet_and_for_nobody_else() {
     };
     asking.device.post_send(asking.qpn, &wr).unwrap();
     assert!(!doubted(&mut asking, 2, &packet(0x22, psn + 1, &[])), "not sent yet");
-    asking.device.poll_transmit(NOW, &mut [0; 8192], 1, &mut Nothing).unwrap();
+    asking.device.poll_transmit(NOW, &mut [0; 8192], 1, &mut Plain(Vec::new())).unwrap();
     assert!(doubted(&mut asking, 2, &packet(0x22, psn + 1, &[])));
     assert!(!doubted(&mut asking, 2, &packet(0x22, psn + 2, &[])));
 }

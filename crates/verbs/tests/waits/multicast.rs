@@ -2,12 +2,13 @@
 
 use crate::common;
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::net::{IpAddr, Ipv6Addr};
-use std::process::{Child, Command, Stdio};
+use std::process::Stdio;
 use std::time::Duration;
 
 use common::{Side, address, open_at, wr};
+use remanence_effort::{Process, again};
 use remanence_rnic::{AhAttr, QpCaps, QpType, RecvWr, SendOp, SendWr, VerbError, Wc, WcStatus};
 use remanence_verbs::{Ah, Context, Error, Options, Progress, Qp, QpOptions};
 use remanence_wire::{Gid, Qkey, Qpn};
@@ -174,37 +175,12 @@ fn shared_memory_says_that_it_has_no_multicast() {
 }
 
 /// A process that listens to the group, in a child of the test.
-struct Member {
-    child: Child,
-    lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
-}
-
-impl Member {
-    fn start(address: IpAddr, group: Gid) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["multicast::the_part_of_the_member", "--exact", "--ignored", "--nocapture"])
-            .env(PART, format!("{address} {}", group.to_ip()))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let mut member = Self { child, lines };
-        member.expect("member is listening");
-        member
-    }
-
-    fn expect(&mut self, what: &str) {
-        let found = self.lines.by_ref().any(|line| line.unwrap().contains(what));
-        assert!(found, "the member ended without saying {what:?}");
-    }
-}
-
-impl Drop for Member {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+fn start(address: IpAddr, group: Gid) -> Process {
+    let part = format!("{address} {}", group.to_ip());
+    let mut command = again("multicast::the_part_of_the_member");
+    let mut member = Process::start(command.env(PART, part).stdin(Stdio::piped()));
+    member.after("member is listening").expect("it listens");
+    member
 }
 
 #[test]
@@ -229,7 +205,7 @@ fn the_part_of_the_member() {
 fn every_process_at_a_shared_port_gets_its_copy() {
     for address in addresses() {
         let group = group(address, 6);
-        let mut members = [Member::start(address, group), Member::start(address, group)];
+        let mut members = [start(address, group), start(address, group)];
         let side = Side::with(open_at(address, Progress::default()));
         let _own = member(&side, group, 1);
         let sender = Side::with(open_at(address, Progress::default()));
@@ -238,12 +214,11 @@ fn every_process_at_a_shared_port_gets_its_copy() {
         send(&sender, &qp, &ah, Qpn::MULTICAST, b"hear, hear");
         received(&side, &side.success(), 1, b"hear, hear");
         for member in &mut members {
-            member.expect("member got hear, hear");
+            member.after("member got hear, hear").expect("it says so");
         }
         // One of them dies; the others do not mind.
-        members[0].child.kill().unwrap();
-        members[0].child.wait().unwrap();
+        members[0].kill();
         send(&sender, &qp, &ah, Qpn::MULTICAST, b"once more");
-        members[1].expect("member got once more");
+        members[1].after("member got once more").expect("it says so");
     }
 }

@@ -4,14 +4,13 @@
 
 use crate::common;
 
-use std::io::{BufRead, BufReader};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as SocketAddrUnix, UnixDatagram};
-use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use common::{LIMIT, Side, address, open_at, wr};
+use remanence_effort::{Process, again};
 use remanence_rnic::{RecvWr, RemoteAddr, SendOp, WcStatus};
 use remanence_verbs::{ConnectAttr, Connection, Listener, Progress};
 use remanence_wire::Rkey;
@@ -20,33 +19,20 @@ const PART: &str = "REMANENCE_TEST_SERVER_AT";
 
 /// A server in a process of its own; killed when dropped.
 struct Server {
-    child: Child,
+    process: Process,
     peer: SocketAddr,
 }
 
 impl Server {
     fn start(address: IpAddr, port: u16) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["processes::the_part_of_the_server", "--exact", "--ignored", "--nocapture"])
-            .env(PART, format!("{address} {port}"))
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        assert!(lines.any(|line| line.unwrap().contains("listening")), "the server ended early");
-        Self { child, peer: SocketAddr::new(address, port) }
+        let mut command = again("processes::the_part_of_the_server");
+        let mut process = Process::start(command.env(PART, format!("{address} {port}")));
+        process.after("listening").expect("the server goes on");
+        Self { process, peer: SocketAddr::new(address, port) }
     }
 
     fn kill(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.process.kill();
     }
 }
 

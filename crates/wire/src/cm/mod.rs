@@ -24,84 +24,71 @@ use std::time::Duration;
 use crate::types::Mtu;
 use crate::{Error, mad};
 
-/// A message of the communication manager.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Message {
+/// Makes [`Message`] of the attribute ids (IBA Vol 1, 12.6, table 105) and names of the messages.
+macro_rules! messages {
+    ($($(#[$doc:meta])* $message:ident = $attribute:literal, $name:literal;)*) => {
+        /// A message of the communication manager.
+        #[derive(Clone, PartialEq, Eq, Debug)]
+        pub enum Message {
+            $($(#[$doc])* $message($message),)*
+        }
+
+        impl Message {
+            /// The attribute id in the MAD header.
+            #[must_use]
+            pub const fn attribute_id(&self) -> u16 {
+                match self {
+                    $(Self::$message(_) => $attribute,)*
+                }
+            }
+
+            /// The specification's name.
+            #[must_use]
+            pub const fn name(&self) -> &'static str {
+                match self {
+                    $(Self::$message(_) => $name,)*
+                }
+            }
+
+            fn parse(attribute_id: u16, data: &[u8]) -> Option<Self> {
+                match attribute_id {
+                    $($attribute => Some(Self::$message($message::parse(data))),)*
+                    _ => None,
+                }
+            }
+
+            fn emit(&self, data: &mut [u8]) {
+                match self {
+                    $(Self::$message(message) => message.emit(data),)*
+                }
+            }
+        }
+    };
+}
+
+messages! {
     /// Asks for a connection.
-    Req(Req),
+    Req = 0x10, "REQ";
     /// Asks for patience.
-    Mra(Mra),
+    Mra = 0x11, "MRA";
     /// Refuses a request or its answer, with a reason.
-    Rej(Rej),
+    Rej = 0x12, "REJ";
     /// Grants a connection.
-    Rep(Rep),
+    Rep = 0x13, "REP";
     /// Ready to use.
-    Rtu(Rtu),
+    Rtu = 0x14, "RTU";
     /// Takes a connection down.
-    Dreq(Dreq),
+    Dreq = 0x15, "DREQ";
     /// Agrees to take it down.
-    Drep(Drep),
+    Drep = 0x16, "DREP";
     /// Asks which UD QP serves a service.
-    SidrReq(SidrReq),
+    SidrReq = 0x17, "SIDR_REQ";
     /// Says which UD QP serves a service, or why none does.
-    SidrRep(SidrRep),
+    SidrRep = 0x18, "SIDR_REP";
     /// Asks for another path. RoCE peers do not migrate paths: we read it to be able to refuse.
-    Lap(Lap),
+    Lap = 0x19, "LAP";
     /// Answers a LAP: the path is taken, or why it is not.
-    Apr(Apr),
-}
-
-/// The attribute ids of IBA Vol 1, 12.6, table 105.
-mod attribute {
-    pub(super) const REQ: u16 = 0x10;
-    pub(super) const MRA: u16 = 0x11;
-    pub(super) const REJ: u16 = 0x12;
-    pub(super) const REP: u16 = 0x13;
-    pub(super) const RTU: u16 = 0x14;
-    pub(super) const DREQ: u16 = 0x15;
-    pub(super) const DREP: u16 = 0x16;
-    pub(super) const SIDR_REQ: u16 = 0x17;
-    pub(super) const SIDR_REP: u16 = 0x18;
-    pub(super) const LAP: u16 = 0x19;
-    pub(super) const APR: u16 = 0x1a;
-}
-
-impl Message {
-    /// The attribute id in the MAD header.
-    #[must_use]
-    pub const fn attribute_id(&self) -> u16 {
-        match self {
-            Self::Req(_) => attribute::REQ,
-            Self::Mra(_) => attribute::MRA,
-            Self::Rej(_) => attribute::REJ,
-            Self::Rep(_) => attribute::REP,
-            Self::Rtu(_) => attribute::RTU,
-            Self::Dreq(_) => attribute::DREQ,
-            Self::Drep(_) => attribute::DREP,
-            Self::SidrReq(_) => attribute::SIDR_REQ,
-            Self::SidrRep(_) => attribute::SIDR_REP,
-            Self::Lap(_) => attribute::LAP,
-            Self::Apr(_) => attribute::APR,
-        }
-    }
-
-    /// The specification's name.
-    #[must_use]
-    pub const fn name(&self) -> &'static str {
-        match self {
-            Self::Req(_) => "REQ",
-            Self::Mra(_) => "MRA",
-            Self::Rej(_) => "REJ",
-            Self::Rep(_) => "REP",
-            Self::Rtu(_) => "RTU",
-            Self::Dreq(_) => "DREQ",
-            Self::Drep(_) => "DREP",
-            Self::SidrReq(_) => "SIDR_REQ",
-            Self::SidrRep(_) => "SIDR_REP",
-            Self::Lap(_) => "LAP",
-            Self::Apr(_) => "APR",
-        }
-    }
+    Apr = 0x1a, "APR";
 }
 
 /// One MAD of the communication manager.
@@ -124,21 +111,8 @@ impl Repr {
         if !header.is_cm() {
             return Err(Error::Mad("version, class or method"));
         }
-        let data = mad.last_chunk().expect("a MAD is its header and data");
-        let message = match header.attribute_id {
-            attribute::REQ => Message::Req(Req::parse(data)),
-            attribute::MRA => Message::Mra(Mra::parse(data)),
-            attribute::REJ => Message::Rej(Rej::parse(data)),
-            attribute::REP => Message::Rep(Rep::parse(data)),
-            attribute::RTU => Message::Rtu(Rtu::parse(data)),
-            attribute::DREQ => Message::Dreq(Dreq::parse(data)),
-            attribute::DREP => Message::Drep(Drep::parse(data)),
-            attribute::SIDR_REQ => Message::SidrReq(SidrReq::parse(data)),
-            attribute::SIDR_REP => Message::SidrRep(SidrRep::parse(data)),
-            attribute::LAP => Message::Lap(Lap::parse(data)),
-            attribute::APR => Message::Apr(Apr::parse(data)),
-            _ => return Err(Error::Mad("attribute id")),
-        };
+        let message = Message::parse(header.attribute_id, &mad[mad::LEN - mad::DATA_LEN..]);
+        let message = message.ok_or(Error::Mad("attribute id"))?;
         Ok(Self { transaction_id: header.transaction_id, message })
     }
 
@@ -149,20 +123,7 @@ impl Repr {
     pub fn emit(&self, mad: &mut [u8; mad::LEN]) {
         mad.fill(0);
         mad::Header::cm(self.transaction_id, self.message.attribute_id()).emit(mad);
-        let data = mad.last_chunk_mut().expect("a MAD is its header and data");
-        match &self.message {
-            Message::Req(req) => req.emit(data),
-            Message::Mra(mra) => mra.emit(data),
-            Message::Rej(rej) => rej.emit(data),
-            Message::Rep(rep) => rep.emit(data),
-            Message::Rtu(rtu) => rtu.emit(data),
-            Message::Dreq(dreq) => dreq.emit(data),
-            Message::Drep(drep) => drep.emit(data),
-            Message::SidrReq(req) => req.emit(data),
-            Message::SidrRep(rep) => rep.emit(data),
-            Message::Lap(lap) => lap.emit(data),
-            Message::Apr(apr) => apr.emit(data),
-        }
+        self.message.emit(&mut mad[mad::LEN - mad::DATA_LEN..]);
     }
 
     /// The MAD's bytes.
@@ -182,12 +143,6 @@ impl Repr {
 #[must_use]
 pub const fn exponent_to_duration(exponent: u8) -> Duration {
     Duration::from_nanos(4096 << (exponent & 0x1f))
-}
-
-/// The smallest 5-bit exponent that stands for at least `duration`.
-#[must_use]
-pub fn duration_to_exponent(duration: Duration) -> u8 {
-    (0..31).find(|&exponent| exponent_to_duration(exponent) >= duration).unwrap_or(31)
 }
 
 impl fmt::Display for Message {

@@ -31,61 +31,35 @@ use crate::args::{Server, Tokens};
 use crate::device;
 use crate::fail::Fail;
 
-#[derive(clap::Args, Debug)]
-pub(crate) struct Args {
-    #[command(subcommand)]
-    verb: Verb,
-}
-
-#[derive(clap::Subcommand, Debug)]
-enum Verb {
+crate::cmd::subcommands! {
     /// Export a store in a file; it is made if it is not there
-    Serve(serve::Args),
+    Serve(serve::Args) => serve::run,
     /// Write values, durable when it returns
-    Put(put::Args),
+    Put(put::Args) => put::run,
     /// Read values, one-sidedly
-    Get(get::Args),
+    Get(get::Args) => get::run,
     /// Take values away
-    Del(del::Args),
+    Del(del::Args) => del::run,
     /// List keys
-    Scan(scan::Args),
+    Scan(scan::Args) => scan::run,
     /// What a server did, and how full it is
-    Stats(stats::Args),
+    Stats(stats::Args) => stats::run,
     /// Read and check every value, and change nothing
-    Verify(verify::Args),
+    Verify(verify::Args) => verify::run,
     /// Read every value on its medium, and repair what can be repaired
-    Scrub(scrub::Args),
+    Scrub(scrub::Args) => scrub::run,
     /// Copy all values into a file, with their versions and ends
-    Dump(dump::Args),
+    Dump(dump::Args) => dump::run,
     /// Write the values of a dump into a store
-    Load(load::Args),
+    Load(load::Args) => load::run,
     /// Read what is left of a damaged file into a dump
-    Salvage(salvage::Args),
+    Salvage(salvage::Args) => salvage::run,
     /// Clean all logs, so that what was replaced or deleted gives its room back
-    Compact(compact::Args),
+    Compact(compact::Args) => compact::run,
     /// YCSB's workloads against a store that runs: ours, Redis or memcached
-    Bench(Box<bench::Args>),
+    Bench(Box<bench::Args>) => bench::run,
     /// Redis clients on a store
-    Gateway(gateway::Args),
-}
-
-pub(crate) fn run(args: &Args) -> Result<(), Fail> {
-    match &args.verb {
-        Verb::Serve(args) => serve::run(args),
-        Verb::Put(args) => put::run(args),
-        Verb::Get(args) => get::run(args),
-        Verb::Del(args) => del::run(args),
-        Verb::Scan(args) => scan::run(args),
-        Verb::Stats(args) => stats::run(args),
-        Verb::Verify(args) => verify::run(args),
-        Verb::Scrub(args) => scrub::run(args),
-        Verb::Dump(args) => dump::run(args),
-        Verb::Load(args) => load::run(args),
-        Verb::Salvage(args) => salvage::run(args),
-        Verb::Compact(args) => compact::run(args),
-        Verb::Bench(args) => bench::run(args),
-        Verb::Gateway(args) => gateway::run(args),
-    }
+    Gateway(gateway::Args) => gateway::run,
 }
 
 /// How a server is reached.

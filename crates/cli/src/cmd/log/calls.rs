@@ -24,8 +24,8 @@ use crate::serving::{print_line, when_asked};
 use crate::signals::Stop;
 use crate::ui::{self, Mood};
 
-#[derive(clap::Args, Debug)]
-#[command(after_help = "\
+crate::cmd::subcommands! {
+    #![command(after_help = "\
 Examples:
   rem log calls serve audit.log --word rotating-counter
   rem log calls append 127.0.0.1 < events.txt
@@ -34,21 +34,15 @@ Examples:
 
 The log server of paper 001: an append is a call, and its answer says that the entry is durable. One server, no
 replication (docs/rpc.md). `rem log serve` appends one-sidedly, to several servers.")]
-pub(super) struct Args {
-    #[command(subcommand)]
-    verb: Verb,
-}
 
-#[derive(clap::Subcommand, Debug)]
-enum Verb {
     /// Serve a log in a file; it is made if it is not there
-    Serve(Serve),
+    Serve(Serve) => serve,
     /// Append lines of standard input
-    Append(Append),
+    Append(Append) => append,
     /// Print the entries
-    Tail(Tail),
+    Tail(Tail) => tail,
     /// Give up entries, so that their place is free
-    Trim(Trim),
+    Trim(Trim) => trim,
 }
 
 #[derive(clap::Args, Debug)]
@@ -140,15 +134,6 @@ struct Trim {
     /// The first position that stays: one that an append printed, or the end
     #[arg(value_name = "POSITION")]
     to: u64,
-}
-
-pub(super) fn run(args: &Args) -> Result<(), Fail> {
-    match &args.verb {
-        Verb::Serve(args) => serve(args),
-        Verb::Append(args) => append(args),
-        Verb::Tail(args) => tail(args),
-        Verb::Trim(args) => trim(args),
-    }
 }
 
 fn serve(args: &Serve) -> Result<(), Fail> {

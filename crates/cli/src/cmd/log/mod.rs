@@ -21,43 +21,23 @@ use crate::args::{Server, Tokens};
 use crate::device;
 use crate::fail::Fail;
 
-#[derive(clap::Args, Debug)]
-pub(crate) struct Args {
-    #[command(subcommand)]
-    verb: Verb,
-}
-
-#[derive(clap::Subcommand, Debug)]
-enum Verb {
+crate::cmd::subcommands! {
     /// Export a log in a file; it is made if it is not there
-    Serve(serve::Args),
+    Serve(serve::Args) => serve::run,
     /// Append lines of a stream or of a file, durable on one or several servers
-    Append(append::Args),
+    Append(append::Args) => append::run,
     /// Print the records of a server, and follow it
-    Tail(tail::Args),
+    Tail(tail::Args) => tail::run,
     /// Check every record, and say what is safe
-    Verify(verify::Args),
+    Verify(verify::Args) => verify::run,
     /// Copy what is left of a file whose journal is damaged or gone
-    Salvage(salvage::Args),
+    Salvage(salvage::Args) => salvage::run,
     /// Give up records that were applied, so that their place is free
-    Trim(trim::Args),
+    Trim(trim::Args) => trim::run,
     /// The log server of paper 001: appends by calls, one server
-    Calls(calls::Args),
+    Calls(calls::Args) => calls::run,
     /// Latency of durable appends
-    Bench(bench::Args),
-}
-
-pub(crate) fn run(args: &Args) -> Result<(), Fail> {
-    match &args.verb {
-        Verb::Serve(args) => serve::run(args),
-        Verb::Append(args) => append::run(args),
-        Verb::Tail(args) => tail::run(args),
-        Verb::Verify(args) => verify::run(args),
-        Verb::Salvage(args) => salvage::run(args),
-        Verb::Trim(args) => trim::run(args),
-        Verb::Calls(args) => calls::run(args),
-        Verb::Bench(args) => bench::run(args),
-    }
+    Bench(bench::Args) => bench::run,
 }
 
 /// How servers are reached.

@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::io::{BufRead as _, BufReader, Read};
+use std::io::Read;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use crate::common;
 use crate::common::listening::Sign;
-use crate::common::world::tcp_listens;
+use crate::common::world::{self, namespace, tcp_listens};
 
 /// Two programs, and what becomes of them. `{server}` and `{client}` in arguments are the addresses of the two ends,
 /// `{scratch}` a directory of the test's.
@@ -167,12 +167,11 @@ enum Said {
     Skipped(String),
 }
 
-/// Network namespaces, each held by a process that does nothing.
+/// The networks of the two ends.
 pub(crate) struct Net {
-    server: Option<Child>,
-    client: Option<Child>,
+    server: Option<world::Net>,
+    client: Option<world::Net>,
     addresses: [&'static str; 2],
-    privileged: bool,
     pub(crate) scratch: PathBuf,
 }
 
@@ -190,26 +189,18 @@ impl Net {
     }
 
     fn new(place: &RunsOn) -> Result<Self, String> {
-        // Root needs no user namespace, and keeps its rights without one.
-        let privileged = Command::new("unshare").args(["--net", "true"]).stderr(Stdio::null()).status();
-        let privileged = privileged.is_ok_and(|status| status.success());
         let mut net = Self::shared();
-        net.privileged = privileged;
-        let mut unshare = Command::new("unshare");
-        if !privileged {
-            unshare.args(["--user", "--map-root-user"]);
-        }
-        unshare.arg("--net");
-        net.server = Some(hold(unshare)?);
+        net.server = Some(world::Net::by(namespace(), "true")?);
         // Addresses can be used as soon as they are there, without asking whether somebody has them.
         const AT_ONCE: &str = "echo 0 > /proc/sys/net/ipv6/conf/default/accept_dad";
         net.sh(&format!("{AT_ONCE}; ip link set lo up"))?;
         if let RunsOn::Wire = place {
             net.addresses = ["10.88.0.1", "10.88.0.2"];
-            let mut unshare = net.enter(net.server.as_ref());
+            let mut unshare = Self::enter(net.server.as_ref());
             unshare.args(["unshare", "--net"]);
-            net.client = Some(hold(unshare)?);
-            let other = net.client.as_ref().map_or(0, Child::id);
+            let client = world::Net::by(unshare, "true")?;
+            let other = client.id();
+            net.client = Some(client);
             net.sh(&format!(
                 "nsenter -t {other} -n sh -c '{AT_ONCE}'; ip link add veth0 type veth peer name veth0 netns {other} && \
                  ip addr add 10.88.0.1/24 dev veth0 && ip addr add fd88::1/64 dev veth0 nodad && \
@@ -227,11 +218,11 @@ impl Net {
     fn shared() -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let scratch = common::scratch(&format!("programs.{}", COUNT.fetch_add(1, Ordering::Relaxed)));
-        Self { server: None, client: None, addresses: ["127.0.0.1"; 2], privileged: false, scratch }
+        Self { server: None, client: None, addresses: ["127.0.0.1"; 2], scratch }
     }
 
     fn sh(&self, script: &str) -> Result<(), String> {
-        let output = self.enter(self.server.as_ref()).args(["sh", "-c", script]).output();
+        let output = Self::enter(self.server.as_ref()).args(["sh", "-c", script]).output();
         let output = output.map_err(|e| e.to_string())?;
         if output.status.success() {
             Ok(())
@@ -241,15 +232,8 @@ impl Net {
     }
 
     /// A command to which a program's name and arguments are still to be added.
-    fn enter(&self, holder: Option<&Child>) -> Command {
-        let Some(holder) = holder else { return Command::new("env") };
-        let mut command = Command::new("nsenter");
-        command.arg("-t").arg(holder.id().to_string()).arg("-n");
-        if !self.privileged {
-            command.args(["-U", "--preserve-credentials"]);
-        }
-        command.arg("--");
-        command
+    fn enter(net: Option<&world::Net>) -> Command {
+        net.map_or_else(|| Command::new("env"), world::Net::enter)
     }
 
     fn program(&self, side: usize, line: &str, row: &Row) -> Result<Running, String> {
@@ -258,7 +242,7 @@ impl Net {
         let scratch = self.scratch.to_string_lossy();
         let line = line.replace("{server}", self.addresses[0]).replace("{client}", self.addresses[1]);
         let line = line.replace("{scratch}", &scratch);
-        let mut command = self.enter(holder);
+        let mut command = Self::enter(holder);
         if matches!(row.ready, Ready::Says(_)) {
             // Into a pipe they would keep their lines to themselves.
             command.args(["stdbuf", "-oL"]);
@@ -284,9 +268,7 @@ impl Net {
 
     /// Whether somebody listens on a TCP port where the servers are.
     fn tcp_listens(&self, port: u16) -> bool {
-        let process =
-            self.server.as_ref().map_or_else(|| "self".to_owned(), |holder| holder.id().to_string());
-        tcp_listens(&process, port)
+        self.server.as_ref().map_or_else(|| tcp_listens("self", port), |net| net.tcp_listens(port))
     }
 
     /// Looks until the server listens.
@@ -390,30 +372,8 @@ fn check(who: &str, said: &str, wanted: &[&str], faults: &mut Vec<String>) {
 
 impl Drop for Net {
     fn drop(&mut self) {
-        for holder in [&mut self.client, &mut self.server].into_iter().flatten() {
-            let _ = holder.kill();
-            let _ = holder.wait();
-        }
         let _ = fs::remove_dir_all(&self.scratch);
     }
-}
-
-/// Starts a process that holds a namespace, and waits until it is in it.
-fn hold(mut enter: Command) -> Result<Child, String> {
-    let mut child = enter
-        .args(["sh", "-c", "echo there; exec sleep 100000"])
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .map_err(|e| e.to_string())?;
-    let mut line = String::new();
-    let read = BufReader::new(child.stdout.take().expect("piped")).read_line(&mut line);
-    if read.is_ok_and(|n| n > 0) {
-        return Ok(child);
-    }
-    let _ = child.wait();
-    Err("unshare(1) makes none".into())
 }
 
 fn installed(program: &str) -> bool {

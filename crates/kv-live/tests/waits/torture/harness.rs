@@ -3,11 +3,12 @@
 
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use remanence_effort::{Process, again};
 use remanence_kv_live::Store;
 use remanence_pmem::crash_image::{Choices, Seeded};
 use remanence_sim::history::{Event, History, Kind, NEVER, State};
@@ -26,36 +27,9 @@ pub(crate) fn asked(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name} is a number")))
 }
 
-/// A process of ours. It ends with its holder, however that ends.
-pub(crate) struct Process(Child);
-
-impl Process {
-    /// This program, as one of its tests that is none by itself.
-    pub(crate) fn start(test: &str, part: String) -> Self {
-        let mut command = Command::new(std::env::current_exe().expect("this program"));
-        command.args(["--exact", test, "--nocapture", "--test-threads=1"]).env(PART, part);
-        Self(command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("it starts"))
-    }
-
-    /// What it says when it is ready.
-    pub(crate) fn ready(&mut self) -> Option<String> {
-        let said = BufReader::new(self.0.stdout.take().expect("piped"));
-        let mut lines = said.lines().map_while(Result::ok);
-        lines.find_map(|line| line.strip_prefix("ready ").map(str::to_owned))
-    }
-
-    fn kill(&mut self) {
-        // SIGKILL.
-        self.0.kill().expect("it is ours");
-        self.0.wait().expect("it is dead");
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+/// This program, as one of its tests that is none by itself.
+pub(crate) fn start(test: &str, part: String) -> Process {
+    Process::start(again(test).env(PART, part).stdin(Stdio::null()))
 }
 
 /// What this process is told to be, in so many words; `None`: it is a test.
@@ -142,7 +116,7 @@ impl Story {
             let seed = self.choices.pick(1 << 30);
             let first = first_write(self.epoch, lane);
             let part = format!("{} {lane} {first} {seed} {}", self.address, self.path.display());
-            self.lives.push(Life { lane, process: Process::start(self.client, part), killed: None });
+            self.lives.push(Life { lane, process: start(self.client, part), killed: None });
         }
     }
 
@@ -182,7 +156,7 @@ impl Story {
         let begin = Instant::now();
         for life in self.lives.iter_mut().filter(|life| life.killed.is_none()) {
             let status = loop {
-                if let Some(status) = life.process.0.try_wait().expect("it is ours") {
+                if let Some(status) = life.process.child().try_wait().expect("it is ours") {
                     break status;
                 }
                 assert!(begin.elapsed() < PATIENCE, "{}: a client does not end", self.name);

@@ -27,7 +27,7 @@ use super::message::{ASK, BEAT, HELLO, LEAD, LOG, ORDER, REQUEST, Said, message}
 use super::oracle::Oracle;
 use crate::cluster::core::{ConnectionId, Core, Host, blank_disk};
 use crate::cluster::disk::{Disk, Power};
-use crate::cluster::log::server::moment;
+use crate::cluster::log::server::{moment, said};
 use crate::cluster::task::{Task, Turn};
 use crate::cluster::{Input, Moment};
 use crate::rng::Rng;
@@ -388,20 +388,7 @@ impl Member {
                     host.core().wrong(format!("a crash is taken for damage: {damage}"));
                 }
                 body.sees();
-                host.tell(format_args!(
-                    "is asked {:?}: {}",
-                    Request::parse(rest).ok(),
-                    match &reply {
-                        Ok(status) => format!(
-                            "records {} to {}, promised {}, adopted {}",
-                            status.state.head.sequence,
-                            status.tail.sequence,
-                            status.state.promised,
-                            status.state.adopted
-                        ),
-                        Err(refused) => refused.to_string(),
-                    }
-                ));
+                host.tell(format_args!("is asked {:?}: {}", Request::parse(rest).ok(), said(&reply)));
                 host.send(connection, message(LOG, &[&emit_reply(&reply)]));
             }
             ORDER => {

@@ -168,6 +168,17 @@ pub(super) fn contents(store: &mut Store<Disk>) -> Result<BTreeMap<u64, Vec<u8>>
     Ok(found)
 }
 
+/// What a server says to what it was asked.
+pub(in crate::cluster) fn said(reply: &Result<Status, Refused>) -> String {
+    match reply {
+        Ok(Status { state, tail, .. }) => format!(
+            "records {} to {}, promised {}, adopted {}",
+            state.head.sequence, tail.sequence, state.promised, state.adopted
+        ),
+        Err(refused) => refused.to_string(),
+    }
+}
+
 /// What a server comes to when it is asked for that.
 pub(in crate::cluster) const fn moment(request: &Request) -> Moment {
     match request {
@@ -218,20 +229,7 @@ impl Server {
                 host.core().wrong(format!("one that was not promised the log may ask for {request:?}"));
             }
         }
-        host.tell(format_args!(
-            "is asked {:?}: {}",
-            Request::parse(&bytes).ok(),
-            match &reply {
-                Ok(status) => format!(
-                    "records {} to {}, promised {}, adopted {}",
-                    status.state.head.sequence,
-                    status.tail.sequence,
-                    status.state.promised,
-                    status.state.adopted
-                ),
-                Err(refused) => refused.to_string(),
-            }
-        ));
+        host.tell(format_args!("is asked {:?}: {}", Request::parse(&bytes).ok(), said(&reply)));
         let node = host.node();
         match self.store.damage() {
             Some(damage) if host.known().rot(node) == Rot::None => {
