@@ -26,9 +26,9 @@ use crate::machine::State;
 use crate::netns::{self, Star};
 use crate::plot::{self, Axis, Panel, Point};
 use crate::process::run_tool;
-use crate::programs::{Fate, Programs, Spec, Started, Stopped, signal};
+use crate::programs::{self, Fate, Programs, Spec, Started, Stopped, signal};
 use crate::report::{Bar, Kind, Report, Row, Sense};
-use crate::role::{self, Counters, Launcher, Lost, Pair, Ran, Role};
+use crate::role::{Counters, Lost, Pair, Launcher, Ran, Role};
 use crate::samples::{Key, Metric, Samples};
 
 /// Members of the store.
@@ -161,7 +161,7 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
         gaps.insert(fault.over_time(), typical.gap_ms.into());
     }
     let params = serde_json::json!({
-        "members": MEMBERS, "rounds": samples.blocks(), "arguments": options.more, "pinned": role::pinned(),
+        "members": MEMBERS, "rounds": samples.blocks(), "arguments": options.more, "pinned": programs::pinned(),
         "unavailability": "from the fault to the first write that is acknowledged after it",
         "over time": "of each fault the takeover in the middle, by milliseconds without a write; the fault comes at 200 ms; one client, which writes \
                       1 ms after it is answered",

@@ -16,11 +16,11 @@ pub(crate) use self::clients::Clients;
 use self::clients::{Ask, Burst, Found};
 use crate::effort;
 use crate::limits::file::{self, BareFile, write_at_once};
-use crate::machine::{self, State};
-use crate::programs::{Fate, Programs, Spec};
+use crate::machine::State;
+use crate::programs::{self, Fate, Programs, Spec};
 use crate::redis::{self, Fsync, Setting};
 use crate::report::{Bar, Report, Sense};
-use crate::role::{self, Launcher, Lost, Pair};
+use crate::role::{Lost, Pair, Launcher};
 use crate::samples::{Key, Metric, Samples};
 
 /// What Redis may be faster by.
@@ -262,11 +262,9 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
         }
     }
     let kind = redis::file_system(&options.directory).unwrap_or_else(|| "unknown".into());
-    let mut pinned = role::pinned();
-    pinned["server"] = machine::allowed().into();
     let params = serde_json::json!({
         "rounds": bench.samples.blocks(), "keys": bench.keys, "fields of the large hash": bench.fields,
-        "bytes of a value": VALUE, "file system": kind, "pinned": pinned,
+        "bytes of a value": VALUE, "file system": kind, "pinned": programs::pinned(),
         "burst_ms": bench.burst.as_millis() as u64,
         "x": CASES.map(|case| (case.name, "clients")).into_iter().collect::<std::collections::BTreeMap<_, _>>(),
         "load": "closed: each client has one command under way, and sends the next one when it is answered",

@@ -1,5 +1,6 @@
 //! Programs that are no roles of ours: `rem` as its users start it, Redis and memcached. A role holds them, so that they are started,
-//! counted and ended as every server of a bench is. What is compared with a peer may run on all cores, as the peer; others are pinned as the role. One that ends of itself costs the burst, and is told.
+//! counted and ended as every server of a bench is. They may run on all cores, as their users start them: on one core the threads of a server, and several servers, would take turns.
+//! One that ends of itself costs the burst, and is told.
 
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
@@ -14,7 +15,7 @@ use crate::erda::tcp::At;
 use crate::machine;
 use crate::process::{self, Directory, Server};
 use crate::redis::{self, Process, Setting};
-use crate::role::{Counters, Role};
+use crate::role::{self, Counters, Role};
 
 /// How often a role looks whether its programs are there.
 const LOOK: Duration = Duration::from_millis(20);
@@ -73,10 +74,7 @@ impl Role for Programs {
     type Values = ();
 
     fn open(spec: Spec) -> Result<(Self, Vec<Started>), String> {
-        if !matches!(spec, Spec::Ours(_)) {
-            // As whoever starts it has it: threads that were made for several cores would take turns on one.
-            machine::pin_to(machine::allowed());
-        }
+        machine::pin_to(machine::allowed());
         let peer = match spec {
             // Whoever was there before, and did not end in order, has left what it had.
             Spec::Gateway { program, dir, size } => {
@@ -136,6 +134,13 @@ impl Programs {
         };
         self.ids.iter().enumerate().find_map(ended)
     }
+}
+
+/// How they and their clients are pinned, for a report's parameters.
+pub(crate) fn pinned() -> Value {
+    let mut pinned = role::pinned();
+    pinned["server"] = machine::allowed().into();
+    pinned
 }
 
 /// The cores that a process may run on.

@@ -152,9 +152,19 @@ fn quorum_measures_every_bar() {
     let disk = env!("CARGO_TARGET_TMPDIR");
     let report = bench("quorum", &["--directory", disk], None);
     assert_eq!(report["skipped"], serde_json::json!([]), "something was left out");
-    for who in ["server 1 alone", "server 1 alone (again)", "2 of 3", "2 of 3, the third stopped"] {
+    for who in [
+        "server 1 alone",
+        "server 1 alone (again)",
+        "2 alone, at once",
+        "2 of 3",
+        "2 of 3, the third stopped",
+    ] {
         assert!(series(&report, "append", who), "no append to {who}");
     }
+    assert!(
+        report["params"]["2 alone, at once / the second-fastest alone"].is_object(),
+        "the bound is not told"
+    );
 }
 
 /// Filled, overwritten, opened again and full.
