@@ -5,4 +5,5 @@ mod faults;
 mod files;
 mod kills;
 mod model;
+mod pages;
 mod support;
