@@ -20,6 +20,7 @@ pub mod machine;
 pub mod markdown;
 pub mod netns;
 pub mod nvcache;
+pub mod nvpages;
 mod only;
 pub mod page;
 pub mod peers;

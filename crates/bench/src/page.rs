@@ -135,7 +135,10 @@ pub struct Summary {
 
 /// Which paper a bench belongs to, in the order of the page.
 const PAPERS: [(&str, &[&str]); 5] = [
-    ("Paper 000: a write cache in persistent memory (NVCache) under unmodified programs", &["nvcache"]),
+    (
+        "Paper 000: a write cache in persistent memory (NVCache) under unmodified programs, and pages (NVPages)",
+        &["nvcache", "nvpages"],
+    ),
     (
         "Paper 001: challenges and solutions for fast remote persistent memory access",
         &["pwrite", "bulk", "logserver", "copy-engine", "counter"],

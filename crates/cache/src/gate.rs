@@ -42,6 +42,11 @@ impl Gate {
         self.inside.compare_exchange(CLOSED, owned, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
+    /// Whether nobody gets in.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.inside.load(Ordering::Acquire) & CLOSED != 0
+    }
+
     /// Lets others in again, by whom it was alone.
     pub(crate) fn open(&self) {
         self.inside.fetch_and(!(CLOSED | OWNED), Ordering::AcqRel);
@@ -94,11 +99,11 @@ mod tests {
         assert!(gate.enter());
         assert!(!gate.close() && !gate.enter(), "one is inside, and one waits");
         gate.leave();
-        assert!(gate.close() && !gate.close() && !gate.enter(), "it is the first one's");
+        assert!(gate.close() && !gate.close() && !gate.enter() && gate.is_closed(), "it is the first one's");
         gate.give_up();
         assert!(!gate.enter(), "the second one does not wait any more, and it is still the first one's");
         gate.open();
-        assert!(gate.enter() && !gate.close());
+        assert!(!gate.is_closed() && gate.enter() && !gate.close());
         gate.give_up();
         assert!(gate.enter());
     }

@@ -88,6 +88,31 @@ impl Identity {
         slot
     }
 
+    /// Says of a file that has lost its last name that nothing is due to it: its slot has no path from now on, durably. One word says so, which a crash does not
+    /// tear. Nothing is done of one whose slot says so already, or is damaged.
+    ///
+    /// # Errors
+    /// The medium failed.
+    pub fn disown(medium: &impl Medium, layout: &Layout, file: FileId) -> io::Result<()> {
+        if Self::read(medium, layout, file).is_none_or(|found| found.is_nobodys()) {
+            return Ok(());
+        }
+        let mut head = vec![0; SLOT_HEAD];
+        let at = layout.file(file);
+        medium.read(at, &mut head);
+        head[PATH_LEN..PATH_LEN + 4].fill(0);
+        let word = u64::from(checksum(layout, &head));
+        medium.store_u64(at, word);
+        medium.pwb(at..at + 8);
+        medium.psync()
+    }
+
+    /// Whether nothing is due to it, as it has [lost its last name](Self::disown).
+    #[must_use]
+    pub const fn is_nobodys(&self) -> bool {
+        self.path.is_empty()
+    }
+
     /// The bytes of a file's slot, whatever they are.
     pub(crate) fn slot(medium: &impl Medium, layout: &Layout, file: FileId) -> Vec<u8> {
         let mut slot = vec![0; SLOT_HEAD];
@@ -195,8 +220,12 @@ impl<M: Medium> FileTable<M> {
         let known =
             |used: &Option<Use>| used.as_ref().is_some_and(|used| used.identity.is_same_file(identity));
         if let Some(known) = self.uses.iter().position(known) {
-            self.uses[known].iter_mut().for_each(|used| used.until = None);
-            return Ok(FileId(known as u32));
+            let file = FileId(known as u32);
+            // One that has a name again gets another number.
+            if !Identity::read(&self.medium, &self.layout, file).is_some_and(|found| found.is_nobodys()) {
+                self.uses[known].iter_mut().for_each(|used| used.until = None);
+                return Ok(file);
+            }
         }
         let free = |used: &Option<Use>| {
             used.as_ref().is_none_or(|used| used.until.is_some_and(|until| until <= tail))

@@ -20,13 +20,20 @@ extern "C" {
 
 /* Each write waits until it is durable, also where the log is on a disk. */
 #define NV_STRICT 1u
+/*
+ * NVPages: the file that nvinit names has pages in place of a log, with a small redo log. It may be where a log's may be, and each
+ * function does and promises the same. log_size is that of this file, and memory says nothing, as pages are nowhere else.
+ */
+#define NV_PAGES 2u
+/* With NV_PAGES: pages are read from their files and written to them by O_DIRECT. Files whose system has none are refused. */
+#define NV_DIRECT 4u
 
 /* Fields that are 0 stand for what is usual. */
 struct nv_options {
 	size_t size;              /* sizeof(struct nv_options) */
 	uint64_t log_size;        /* bytes of a log that is made: 128 MiB; one that is there has to have this size */
 	uint64_t memory;          /* bytes of file content that are kept in memory: 64 MiB */
-	unsigned int flags;       /* NV_STRICT */
+	unsigned int flags;       /* NV_STRICT, NV_PAGES, NV_DIRECT */
 	unsigned int patience_ms; /* how long a call waits while the disk takes nothing at all: a minute */
 };
 

@@ -34,7 +34,7 @@ pub struct NvOptions {
     pub log_size: u64,
     /// Bytes of file content in memory.
     pub memory: u64,
-    /// `NV_STRICT`, or nothing.
+    /// `NV_STRICT`, `NV_PAGES` and `NV_DIRECT`, or some of them.
     pub flags: c_uint,
     /// Milliseconds that a call waits while the disk takes nothing.
     pub patience_ms: c_uint,
@@ -42,6 +42,10 @@ pub struct NvOptions {
 
 /// `NV_STRICT`: each write waits until it is durable.
 pub const NV_STRICT: c_uint = 1;
+/// `NV_PAGES`: there are pages in the log's place.
+pub const NV_PAGES: c_uint = 2;
+/// `NV_DIRECT`: they are read from their files and written to them by `O_DIRECT`.
+pub const NV_DIRECT: c_uint = 4;
 
 /// A descriptor: the file, and the number that stands for it.
 struct Descriptor {
@@ -160,6 +164,9 @@ pub unsafe extern "C" fn nvinit(log: *const c_char, options: *const NvOptions) -
 }
 
 fn with(mut options: Options, asked: &NvOptions) -> Options {
+    if asked.flags & NV_PAGES != 0 {
+        options = options.in_pages();
+    }
     if asked.log_size > 0 {
         options = options.size(asked.log_size);
     }
@@ -169,7 +176,7 @@ fn with(mut options: Options, asked: &NvOptions) -> Options {
     if asked.patience_ms > 0 {
         options = options.patience(Duration::from_millis(asked.patience_ms.into()));
     }
-    options.strict(asked.flags & NV_STRICT != 0)
+    options.strict(asked.flags & NV_STRICT != 0).direct(asked.flags & NV_DIRECT != 0)
 }
 
 /// `int nvshutdown(void)`

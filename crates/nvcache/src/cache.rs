@@ -1,35 +1,36 @@
-//! A cache: one log, one thread that cleans it, and the files that are open through it.
+//! A cache: one log, or pages in its place, one thread that cleans it, and the files that are open through it.
 
 use std::fs;
 use std::fs::File as SystemFile;
 use std::io;
+use std::os::fd::AsRawFd as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::SystemTime;
 
 use remanence_cache::cleaner::{self, Cleaner};
-use remanence_cache::format::{self, Geometry, Layout, OpenError, Promise, Record};
+use remanence_cache::format::{self, Geometry, Layout, OpenError, Promise};
 use remanence_cache::log::Log;
-use remanence_cache::reads::{self, Reads, Step};
+use remanence_cache::reads::{self, Reads};
 use remanence_cache::table::{FileTable, TableError};
 use remanence_cache::words::LocalWords;
 use remanence_cache_live::daemon;
 use remanence_cache_live::recover::real::identity;
 use remanence_pmem::image::Fault;
 use remanence_pmem::layout::Uuid;
-use remanence_pmem::{Region, StoreGranularity, Survives};
+use remanence_pmem::{FileOptions, Region, StoreGranularity, Survives};
 
 use crate::about::{About, path_of};
 use crate::error::Error;
 use crate::file::{File, Stat};
-use crate::inner::{Inner, Opening, Parts};
+use crate::inner::{Engine, Inner, Opening, Parts, Shared};
 use crate::inode::Inode;
-use crate::options::{OpenOptions, Options};
-use crate::{PAGE, cleaning, forks};
+use crate::options::{Keeps, OpenOptions, Options};
+use crate::{PAGE, cleaning, forks, paging};
 
 /// Entries of a log that is made, if nobody says how many: 128 MiB of them.
 const ENTRIES: u64 = (128 << 20) / (4096 + 64);
@@ -50,9 +51,9 @@ pub struct Survival {
 /// How a cache stands.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Status {
-    /// Entries that the log has.
+    /// Entries that the log has; or pages, if there are such in its place.
     pub entries: u64,
-    /// Those that are in use.
+    /// Those that are in use; of pages, those that files may lack.
     pub used: u64,
     /// Changes that were logged, since the cache was opened.
     pub changes: u64,
@@ -73,16 +74,20 @@ pub struct Cache(pub(crate) Arc<Keeper>);
 /// Ends the cache when nobody has it any more.
 #[derive(Debug)]
 pub(crate) struct Keeper {
-    pub(crate) inner: Arc<Inner>,
+    pub(crate) inner: Arc<dyn Engine>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-fn random() -> io::Result<[u64; 3]> {
+/// A name that nothing else has, and a salt.
+pub(crate) fn random() -> Result<(Uuid, u64), Error> {
     let mut bytes = [0; 24];
-    io::Read::read_exact(&mut SystemFile::open("/dev/urandom")?, &mut bytes)?;
-    Ok(std::array::from_fn(|n| {
-        bytes[n * 8..n * 8 + 8].iter().fold(0, |word, byte| word << 8 | u64::from(*byte))
-    }))
+    let read =
+        SystemFile::open("/dev/urandom").and_then(|mut file| io::Read::read_exact(&mut file, &mut bytes));
+    read.map_err(Error::system("/dev/urandom", "read"))?;
+    let (mut uuid, mut salt) = ([0; 16], [0; 8]);
+    uuid.copy_from_slice(&bytes[..16]);
+    salt.copy_from_slice(&bytes[16..]);
+    Ok((Uuid(uuid), u64::from_le_bytes(salt)))
 }
 
 impl Cache {
@@ -95,6 +100,14 @@ impl Cache {
     pub fn open(options: &Options) -> Result<Self, Error> {
         let path = std::path::absolute(&options.log).map_err(Error::system(&options.log, "found"))?;
         let process = forks::this().map_err(Error::system(&path, "kept from forked children"))?;
+        let (inner, thread) = match options.keeps {
+            Keeps::Log => Self::over_log(path, process, options)?,
+            Keeps::Pages => paging::open(path, process, options)?,
+        };
+        Ok(Self(Arc::new(Keeper { inner, thread: Mutex::new(Some(thread)) })))
+    }
+
+    fn over_log(path: PathBuf, process: u64, options: &Options) -> Result<Running, Error> {
         let (region, promise, recovered) = opened(&path, options)?;
         let failed = |source: OpenError| Error::Open { log: path.clone(), source };
         let log = Log::start(region.clone(), LocalWords::default(), promise).map_err(failed)?;
@@ -112,26 +125,22 @@ impl Cache {
         // Half of a log, so that a long write need not wait until all of it is free.
         let longest = (log.longest() / 2).min(fits) / slot * slot;
         let cleaner = Cleaner::new(cleaning, log.tail());
-        let inner = Arc::new(Inner::new(Parts {
+        let shared = Shared::new(Parts {
             path: path.clone(),
             table: FileTable::empty(region.clone(), layout),
             region,
-            log,
-            reads: Reads::new(reading),
             strict: options.strict,
+            direct: false,
             patience: options.patience,
-            batch,
             longest: longest.max(slot),
             recovered,
-            passes: (2 * reading.descriptors / SCAN + 2) as u32,
             process,
-        }));
+        });
+        let inner =
+            Arc::new(Inner::new(shared, log, Reads::new(reading), batch, passes(reading.descriptors)));
         let cleans = inner.clone();
-        let thread = std::thread::Builder::new()
-            .name("nvcache-cleaner".into())
-            .spawn(move || cleaning::run(&cleans, cleaner))
-            .map_err(Error::system(path, "cleaned by a thread"))?;
-        Ok(Self(Arc::new(Keeper { inner, thread: Mutex::new(Some(thread)) })))
+        let thread = spawn(path, move || cleaning::run(&cleans, cleaning::Cleaning::new(&cleans, cleaner)))?;
+        Ok((inner, thread))
     }
 
     /// Opens a file, or makes it. All descriptors of a file in this cache see each other's changes at once; nobody else does, until the last of them is closed or
@@ -175,7 +184,7 @@ impl Cache {
         let about = About::at(path, true).map_err(Error::system(path, "looked at"))?;
         let known = inner.files().by_key.get(&about.key).cloned();
         match known {
-            Some(inode) => Stat::of(inner, &inode),
+            Some(inode) => Stat::of(&**inner, &inode),
             None => Stat::of_system(fs::metadata(path).map_err(Error::system(path, "looked at"))?, path),
         }
     }
@@ -210,7 +219,7 @@ impl Cache {
     /// The disk does not take it: the log keeps it, and it is tried again.
     pub fn drain(&self) -> Result<(), Error> {
         self.0.inner.check_process()?;
-        self.0.inner.wait_tail(self.0.inner.log.head())
+        self.0.inner.wait_tail(self.0.inner.head())
     }
 
     /// Brings all that the log has into its files, closes it, and ends.
@@ -227,7 +236,7 @@ impl Cache {
     pub fn survives(&self) -> Survival {
         let inner = &self.0.inner;
         let guarantee = inner.region.domain().guarantee();
-        let waits = inner.strict || inner.log.promise() == Promise::AtReturn;
+        let waits = inner.strict || inner.promise() == Promise::AtReturn;
         let at_sync = guarantee.after_psync;
         Survival { at_return: if waits { at_sync } else { guarantee.before_psync }, at_sync }
     }
@@ -250,9 +259,10 @@ impl Cache {
     pub fn status(&self) -> Status {
         let inner = &self.0.inner;
         let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let [used, entries] = inner.used();
         Status {
-            entries: inner.log.layout().geometry.entries,
-            used: inner.log.used(),
+            entries,
+            used,
             changes: count(&inner.counts.changes),
             bytes: count(&inner.counts.bytes),
             misses: count(&inner.counts.misses),
@@ -262,34 +272,50 @@ impl Cache {
     }
 }
 
-/// The log's file, whose log is whole, empty and of the size that is asked for.
-fn opened(path: &Path, options: &Options) -> Result<(Region, Promise, Option<String>), Error> {
-    let failed = |source: OpenError| Error::Open { log: path.to_owned(), source };
-    let geometry = Geometry::usual(options.entries.unwrap_or(ENTRIES));
-    let open = format::file_options();
+/// What keeps changes, and the thread that brings them into their files.
+pub(crate) type Running = (Arc<dyn Engine>, JoinHandle<()>);
+
+/// After so many steps each of so many descriptors of pages was looked at for a place.
+pub(crate) const fn passes(descriptors: usize) -> u32 {
+    (2 * descriptors / SCAN + 2) as u32
+}
+
+/// Starts the thread of a cache.
+pub(crate) fn spawn(path: PathBuf, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, Error> {
+    let thread = std::thread::Builder::new().name("nvcache-cleaner".into());
+    thread.spawn(run).map_err(Error::system(path, "cleaned by a thread"))
+}
+
+/// The file of a log, or of pages, which is made of so many bytes if it is not there; and when what is written there is durable.
+pub(crate) fn region_of(path: &Path, open: FileOptions, size: u64) -> Result<(Region, Promise), Error> {
     let open = match fs::metadata(path) {
         // Whoever owns it reads all that is written through it.
         Ok(found) if found.uid() != rustix::process::geteuid().as_raw() => {
             let log = path.display();
             return Err(Error::Recovery(format!("{log} belongs to another user: name a log of your own")));
         }
-        Ok(found) if found.is_file() && found.len() == 0 => open.create(geometry.size()),
+        Ok(found) if found.is_file() && found.len() == 0 => open.create(size),
         Ok(_) => open,
-        Err(_) => open.create_new(geometry.size()),
+        Err(_) => open.create_new(size),
     };
     let region = open.open(path)?;
     let promise = match region.domain().granularity() {
         StoreGranularity::Page => Promise::AtSync,
         StoreGranularity::Byte | StoreGranularity::CacheLine | StoreGranularity::None => Promise::AtReturn,
     };
+    Ok((region, promise))
+}
+
+/// The log's file, whose log is whole, empty and of the size that is asked for.
+fn opened(path: &Path, options: &Options) -> Result<(Region, Promise, Option<String>), Error> {
+    let failed = |source: OpenError| Error::Open { log: path.to_owned(), source };
+    let geometry = Geometry::usual(options.entries.unwrap_or(ENTRIES));
+    let (region, promise) = region_of(path, format::file_options(), geometry.size())?;
     // Also one in whose making somebody was killed.
     let is_blank = matches!(Layout::read(&region), Err(OpenError::Image(Fault::Blank | Fault::Making)));
     if is_blank && region.len() == geometry.size() {
-        let [a, b, salt] = random().map_err(Error::system("/dev/urandom", "read"))?;
-        let mut uuid = [0; 16];
-        uuid[..8].copy_from_slice(&a.to_le_bytes());
-        uuid[8..].copy_from_slice(&b.to_le_bytes());
-        format::make(&region, Uuid(uuid), geometry, salt, promise).map_err(failed)?;
+        let (uuid, salt) = random()?;
+        format::make(&region, uuid, geometry, salt, promise).map_err(failed)?;
     }
     let has = Layout::read(&region).map_err(failed)?.geometry;
     if let Some(wants) = options.entries.filter(|wants| *wants != has.entries) {
@@ -310,7 +336,7 @@ fn opened(path: &Path, options: &Options) -> Result<(Region, Promise, Option<Str
 
 /// The file at a path, which the cache has from now on.
 fn take(
-    inner: &Arc<Inner>,
+    inner: &Arc<dyn Engine>,
     opening: &mut Opening,
     path: &Path,
     options: &OpenOptions,
@@ -341,22 +367,30 @@ fn take(
             && found.path == there.as_os_str().as_bytes()
     });
     let identity = identity.ok_or_else(|| Error::Moved { path: path.to_owned() })?;
-    let id = match opening.table.register(&identity, inner.log.tail()) {
+    let direct = inner.direct.then(|| open_direct(&file, writes)).transpose();
+    let direct = direct.map_err(bad("opened with O_DIRECT"))?;
+    let id = match opening.table.register(&identity, inner.tail()) {
         // Those of files that were closed are free when nothing of them is in the log.
         Err(TableError::Full { .. }) => {
-            inner.wait_tail(inner.log.head())?;
-            opening.table.register(&identity, inner.log.tail())?
+            inner.wait_tail(inner.head())?;
+            opening.table.register(&identity, inner.tail())?
         }
         id => id?,
     };
     // Nobody changes it from now on.
     let len = About::of(&file).map_err(bad("looked at"))?.len;
-    inner.reads.open_file(id, len);
-    let inode = Arc::new(Inode::new(id, about.key, there, file, writes));
+    inner.take_in(id, len);
+    let inode = Arc::new(Inode::new(id, about.key, there, file, writes, direct));
     let mut files = inner.files();
     files.by_key.insert(about.key, inode.clone());
     files.by_id.insert(id, inode.clone());
     Ok(inode)
+}
+
+/// The same file, past the kernel's page cache.
+fn open_direct(file: &SystemFile, writes: bool) -> io::Result<SystemFile> {
+    let there = format!("/proc/self/fd/{}", file.as_raw_fd());
+    SystemFile::options().read(true).write(writes).custom_flags(libc::O_DIRECT).open(there)
 }
 
 /// Opens a file of the system to read and, if that can be, to write; whether it can be written.
@@ -429,21 +463,13 @@ impl Keeper {
         let inner = &self.inner;
         let is_open = opening.opens.get(&inode.id).is_some_and(|opens| *opens > 0);
         let is_ours = inner.files().by_id.get(&inode.id).is_some_and(|known| Arc::ptr_eq(known, inode));
-        if is_open || !is_ours || inner.log.tail() < inode.last() {
+        // If something of it is due still, it stays until it is opened and closed again.
+        if is_open || !is_ours || inner.tail() < inode.last() || !inner.let_go(inode.id) {
             return;
-        }
-        loop {
-            match inner.reads.forget(inode.id) {
-                Ok(Step::Done) => break,
-                // Somebody looks for a place, and has one of its pages for a moment.
-                Ok(Step::Busy) => std::thread::yield_now(),
-                // Something of it is in the log still: it stays until it is opened and closed again.
-                _ => return,
-            }
         }
         inner.events.happened();
         opening.opens.remove(&inode.id);
-        opening.table.release(inode.id, inner.log.head());
+        opening.table.release(inode.id, inner.head());
         let mut files = inner.files();
         files.by_id.remove(&inode.id);
         files.by_key.remove(&inode.key);
@@ -465,15 +491,7 @@ impl Keeper {
                 return if must { Err(Error::Closed) } else { Ok(()) };
             }
         }
-        // Nobody appends any more, but for a sync's mark that was on its way.
-        let drained = loop {
-            if inner.log.used() == 0 {
-                break Ok(());
-            }
-            if let Err(why) = inner.wait_tail(inner.log.head()) {
-                break Err(why);
-            }
-        };
+        let drained = inner.empty();
         inner.room.state().ends = true;
         inner.bell.happened();
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -482,8 +500,7 @@ impl Keeper {
             let _ = thread.join();
         }
         drained?;
-        let record = Record::empty(inner.log.tail(), inner.log.promise());
-        record.store(&inner.region).map_err(|source| Error::Open { log: inner.path.clone(), source })
+        inner.close()
     }
 }
 

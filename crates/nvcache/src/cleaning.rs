@@ -1,5 +1,5 @@
 //! The cleaner's thread: carries out what the machine of [`remanence_cache::cleaner`] asks for, one thing at a time, and sleeps until something is to be
-//! done.
+//! done. That of [pages](crate::paging) sleeps and tries again as this one does.
 //!
 //! **What fails is told, and tried again.** The log keeps everything. A batch that has failed is begun anew with its writes, and not with the sync that has failed:
 //! a page cache may have dropped what it could not write, and call it clean. So a disk that has room again, or takes what is written again, loses
@@ -17,7 +17,7 @@ use remanence_cache::table::FileId;
 
 use crate::about::About;
 use crate::events::Waiter;
-use crate::inner::Inner;
+use crate::inner::{Inner, Shared};
 use crate::inode::Inode;
 use crate::room::Failure;
 
@@ -32,50 +32,96 @@ enum Failed {
     Log(String),
 }
 
-struct Thread<'a> {
-    inner: &'a Inner,
-    cleaner: Cleaner,
-    payload: Vec<u8>,
-    /// The file that was written last.
-    inode: Option<Arc<Inode>>,
-    /// When what has failed is tried again, and how long is waited after the next failure.
-    again: Option<Instant>,
+/// When what has failed is tried again.
+#[derive(Debug)]
+pub(crate) struct Retry {
+    pub(crate) at: Option<Instant>,
+    /// How long is waited after the next failure.
     pause: Duration,
 }
 
+impl Retry {
+    pub(crate) const fn new() -> Self {
+        Self { at: None, pause: AGAIN.0 }
+    }
+
+    /// Whether it is time.
+    pub(crate) fn is_due(&mut self) -> bool {
+        self.at.take_if(|at| Instant::now() >= *at).is_some()
+    }
+
+    /// A file does not take what is due to it: everybody is told.
+    pub(crate) fn failed(&mut self, shared: &Shared, inode: &Inode, why: &std::io::Error) {
+        self.at = Some(Instant::now() + self.pause);
+        self.pause = (self.pause * 2).min(AGAIN.1);
+        shared.room.failed(Failure {
+            file: Some(inode.id),
+            path: inode.path.display().to_string(),
+            errno: Shared::number_of(why),
+            why: why.to_string(),
+        });
+        shared.events.happened();
+    }
+
+    /// The disk takes it.
+    pub(crate) const fn succeeded(&mut self) {
+        self.pause = AGAIN.0;
+    }
+}
+
+/// A thread that brings changes into their files.
+pub(crate) trait Thread {
+    /// Does what can be done now; all up to a number is wanted. Whether anything was done.
+    fn work(&mut self, wanted: u64) -> bool;
+
+    /// When it is to be called again, whatever happens.
+    fn again(&self) -> Option<Instant>;
+}
+
 /// Runs until it is to end, which is when somebody has seen to it that nothing is left, or has given that up.
-pub(crate) fn run(inner: &Inner, cleaner: Cleaner) {
-    let mut thread = Thread { inner, cleaner, payload: Vec::new(), inode: None, again: None, pause: AGAIN.0 };
+pub(crate) fn run(shared: &Shared, mut thread: impl Thread) {
     let mut waiter: Option<Waiter<'_>> = None;
     loop {
         let (ends, wanted) = {
-            let state = inner.room.state();
+            let state = shared.room.state();
             (state.ends, state.wanted)
         };
         if ends {
             return;
         }
-        thread.cleaner.drain_to(wanted);
-        if thread.work() {
+        if thread.work(wanted) {
             waiter = None;
             continue;
         }
         // Looked at once more before it sleeps, now that nothing that happens is missed.
         match &mut waiter {
-            None => waiter = Some(inner.bell.waiter()),
+            None => waiter = Some(shared.bell.waiter()),
             Some(sleeps) => {
-                sleeps.wait(thread.again);
+                sleeps.wait(thread.again());
                 waiter = None;
             }
         }
     }
 }
 
-impl Thread<'_> {
-    /// Does what can be done now; whether anything was done.
-    fn work(&mut self) -> bool {
-        if self.again.is_some_and(|at| Instant::now() >= at) {
-            self.again = None;
+/// The thread of a log.
+pub(crate) struct Cleaning<'a> {
+    inner: &'a Inner,
+    cleaner: Cleaner,
+    payload: Vec<u8>,
+    /// The file that was written last.
+    inode: Option<Arc<Inode>>,
+    retry: Retry,
+}
+
+impl Thread for Cleaning<'_> {
+    fn again(&self) -> Option<Instant> {
+        self.retry.at
+    }
+
+    fn work(&mut self, wanted: u64) -> bool {
+        self.cleaner.drain_to(wanted);
+        if self.retry.is_due() {
             self.cleaner.retry();
         }
         let inner = self.inner;
@@ -94,7 +140,7 @@ impl Thread<'_> {
                 Err(failed) => self.failed(token, failed),
             }
             if matches!(action, Action::Free { .. }) && self.cleaner.stopped().is_none() {
-                self.pause = AGAIN.0;
+                self.retry.succeeded();
                 inner.room.freed();
                 inner.events.happened();
                 // What was wanted meanwhile comes in as well.
@@ -102,6 +148,12 @@ impl Thread<'_> {
             }
         }
         did
+    }
+}
+
+impl<'a> Cleaning<'a> {
+    pub(crate) const fn new(inner: &'a Inner, cleaner: Cleaner) -> Self {
+        Self { inner, cleaner, payload: Vec::new(), inode: None, retry: Retry::new() }
     }
 
     fn failed(&mut self, token: remanence_cache::cleaner::Token, failed: Failed) {
@@ -113,15 +165,7 @@ impl Thread<'_> {
             }
             Failed::File(inode, why) => {
                 self.cleaner.failed(token, &why.to_string());
-                self.again = Some(Instant::now() + self.pause);
-                self.pause = (self.pause * 2).min(AGAIN.1);
-                inner.room.failed(Failure {
-                    file: Some(inode.id),
-                    path: inode.path.display().to_string(),
-                    errno: Inner::number_of(&why),
-                    why: why.to_string(),
-                });
-                inner.events.happened();
+                self.retry.failed(inner, &inode, &why);
             }
         }
     }

@@ -67,7 +67,7 @@ pub enum Error {
     },
     /// The disk does not take what the log has.
     #[error(
-        "what the log has for {path} cannot be brought there ({why}): nothing is lost, and it is tried again; until then it takes no writes"
+        "what the cache has for {path} cannot be brought there ({why}): nothing is lost, and it is tried again; until then it takes no writes"
     )]
     Disk {
         /// The file that it is about.
@@ -79,7 +79,7 @@ pub enum Error {
     },
     /// The disk takes nothing, and says nothing.
     #[error(
-        "the log is full, or what it has was waited for, and the disk has taken nothing of it for {} s: nothing is lost; see whether the disk hangs, and try again",
+        "the cache is full, or what it has was waited for, and the disk has taken nothing of it for {} s: nothing is lost; see whether the disk hangs, and try again",
         .patience.as_secs()
     )]
     Stuck {
@@ -87,7 +87,7 @@ pub enum Error {
         patience: Duration,
     },
     /// The log itself cannot be used any more: what was durable in it is. A change that fails so may be there after a recovery, or not.
-    #[error("the log {} cannot be used any more ({why}): end the program; what the log has is recovered when it is opened next", .log.display())]
+    #[error("{} cannot be used any more ({why}): end the program; what it has is recovered when it is opened next", .log.display())]
     Log {
         /// The log's file.
         log: PathBuf,
@@ -101,6 +101,14 @@ pub enum Error {
         log: PathBuf,
         /// Why it cannot be opened.
         source: OpenError,
+    },
+    /// The pages cannot be opened.
+    #[error("{}: {source}", .pages.display())]
+    Pages {
+        /// The pages' file.
+        pages: PathBuf,
+        /// Why they cannot be opened.
+        source: remanence_cache::pages::Fault,
     },
     /// The log's file cannot be opened.
     #[error("{0}")]
@@ -164,9 +172,11 @@ impl Error {
             Self::Medium(remanence_pmem::Error::InUse { .. }) => libc::EBUSY,
             Self::Forked => libc::ECHILD,
             Self::Recovery(_) => libc::EUCLEAN,
-            Self::Table(TableError::Medium(_)) | Self::Log { .. } | Self::Open { .. } | Self::Medium(_) => {
-                libc::EIO
-            }
+            Self::Table(TableError::Medium(_))
+            | Self::Log { .. }
+            | Self::Open { .. }
+            | Self::Pages { .. }
+            | Self::Medium(_) => libc::EIO,
         }
     }
 }

@@ -63,6 +63,19 @@ impl Waiter<'_> {
         self.seen = *count;
         true
     }
+
+    /// The same as [`Events::happened`], by whoever waits: he is not told of it.
+    pub(crate) fn happened(&mut self) {
+        fence(Ordering::SeqCst);
+        let mut count = self.events.count();
+        let is_up_to_date = *count == self.seen;
+        *count += 1;
+        if is_up_to_date {
+            self.seen = *count;
+        }
+        drop(count);
+        self.events.changed.notify_all();
+    }
 }
 
 impl Drop for Waiter<'_> {
@@ -87,6 +100,12 @@ mod tests {
         events.happened();
         events.happened();
         assert!(waiter.wait(None) && !waiter.wait(Some(Instant::now())));
+        let mut other = events.waiter();
+        waiter.happened();
+        assert!(other.wait(None) && !waiter.wait(Some(Instant::now())), "of what it says itself it knows");
+        events.happened();
+        waiter.happened();
+        assert!(waiter.wait(None), "and of what was said before it has to hear");
     }
 
     #[test]

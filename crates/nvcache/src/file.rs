@@ -8,7 +8,7 @@ use std::time::SystemTime;
 
 use crate::cache::{Keeper, modified};
 use crate::error::Error;
-use crate::inner::{Inner, WriteOffset};
+use crate::inner::{Engine, WriteOffset};
 use crate::inode::Inode;
 use crate::options::OpenOptions;
 
@@ -24,7 +24,7 @@ pub struct Stat {
 }
 
 impl Stat {
-    pub(crate) fn of(inner: &Inner, inode: &Inode) -> Result<Self, Error> {
+    pub(crate) fn of(inner: &dyn Engine, inode: &Inode) -> Result<Self, Error> {
         let system = inode.file().metadata().map_err(Error::system(&inode.path, "looked at"))?;
         Ok(Self { len: inner.len(inode), modified: modified(inode, &system), system })
     }
@@ -63,8 +63,8 @@ impl File {
         Self { keeper, inode, options: *options, position: Mutex::new(0), closed: false }
     }
 
-    fn inner(&self) -> &Inner {
-        &self.keeper.inner
+    fn inner(&self) -> &dyn Engine {
+        &*self.keeper.inner
     }
 
     fn position(&self) -> MutexGuard<'_, u64> {

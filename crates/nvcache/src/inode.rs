@@ -12,8 +12,20 @@ use remanence_cache::table::FileId;
 use rustix::fs::SeekFrom;
 use rustix::process::{Resource, getrlimit};
 
+use crate::PAGE;
 use crate::about::Key;
 use crate::error::Error;
+
+/// A page, where a disk takes it from.
+#[derive(Debug)]
+#[repr(align(4096))]
+pub(crate) struct Block(pub(crate) [u8; PAGE]);
+
+impl Block {
+    pub(crate) fn new() -> Box<Self> {
+        Box::new(Self([0; PAGE]))
+    }
+}
 
 /// How far a file may grow is asked for in steps of so many bytes.
 const STEP: u64 = 1 << 30;
@@ -30,6 +42,8 @@ pub(crate) struct Inode {
     writes: bool,
     /// Or by this one, which was opened later.
     writer: OnceLock<File>,
+    /// Whole pages are read and written by this one, past the kernel's page cache.
+    direct: Option<File>,
     /// Whoever may move its end has this alone: so the end is known to who appends.
     pub(crate) extent: RwLock<()>,
     /// The index behind its last entry.
@@ -44,7 +58,14 @@ pub(crate) struct Inode {
 
 impl Inode {
     /// That of an open file, which `writes` if it can be written by that descriptor.
-    pub(crate) const fn new(id: FileId, key: Key, path: PathBuf, file: File, writes: bool) -> Self {
+    pub(crate) const fn new(
+        id: FileId,
+        key: Key,
+        path: PathBuf,
+        file: File,
+        writes: bool,
+        direct: Option<File>,
+    ) -> Self {
         Self {
             id,
             key,
@@ -52,6 +73,7 @@ impl Inode {
             file,
             writes,
             writer: OnceLock::new(),
+            direct,
             extent: RwLock::new(()),
             last: AtomicU64::new(0),
             modified: AtomicU64::new(0),
@@ -78,9 +100,31 @@ impl Inode {
         own.or_else(|| self.writer.get()).ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))
     }
 
-    /// Reads what the file itself has from an offset on; fewer bytes only at its end.
-    pub(crate) fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<usize> {
-        let mut done = 0;
+    /// Reads a page that the file itself has; fewer bytes only at its end.
+    pub(crate) fn read_page(&self, offset: u64, into: &mut Block) -> io::Result<usize> {
+        let Some(direct) = &self.direct else { return self.read(offset, &mut into.0, 0) };
+        loop {
+            match direct.read_at(&mut into.0, offset) {
+                Ok(PAGE) => return Ok(PAGE),
+                // It ends there, or the kernel has stopped short of it: at a place that is none of a block's.
+                Ok(some) => return self.read(offset, &mut into.0, some),
+                Err(why) if why.kind() == io::ErrorKind::Interrupted => {}
+                Err(why) => return Err(why),
+            }
+        }
+    }
+
+    /// Writes a page, or as much of the last one as the file is to have: that goes by the page cache, as no other length is a disk's.
+    pub(crate) fn write_page(&self, offset: u64, page: &Block, len: usize) -> io::Result<()> {
+        let file = match &self.direct {
+            Some(direct) if len == PAGE && self.writes => direct,
+            _ => self.to_write()?,
+        };
+        file.write_all_at(&page.0[..len], offset)
+    }
+
+    /// Reads what the file itself has from an offset on, of which so much is `done`; fewer bytes only at its end.
+    pub(crate) fn read(&self, offset: u64, into: &mut [u8], mut done: usize) -> io::Result<usize> {
         while done < into.len() {
             match self.file.read_at(&mut into[done..], offset + done as u64) {
                 Ok(0) => break,

@@ -16,7 +16,8 @@
 //! # Ok::<(), remanence_nvcache::Error>(())
 //! ```
 //!
-//! The log is the one of `rem cache`: `rem cache recover`, `fsck` and `dump` work on it. In C it is `nvcache.h`, in `include`; its functions are in [`mod@c`].
+//! The log is the one of `rem cache`: `rem cache recover`, `fsck` and `dump` work on it. Pages in persistent memory, with a redo log, take its place where
+//! [`Options::pages`] says so (NVPages, chapter 4); nothing else differs for who uses files. In C it is `nvcache.h`, in `include`; its functions are in [`mod@c`].
 //!
 //! | module | what it is |
 //! |---|---|
@@ -24,6 +25,7 @@
 //! | `file` | a descriptor |
 //! | `inner` | an access from its first step to its last, and when it is acknowledged |
 //! | `cleaning` | the thread that brings entries into their files |
+//! | `paging` | pages in the log's place (NVPages), and the thread that brings them into their files |
 //! | `room`, `events` | who waits for what, and is told |
 //! | [`mod@c`] | the functions that C programs call |
 
@@ -39,6 +41,7 @@ mod forks;
 mod inner;
 mod inode;
 mod options;
+mod paging;
 mod room;
 
 pub use cache::{Cache, Status, Survival};

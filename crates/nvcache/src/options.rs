@@ -7,11 +7,24 @@ use std::time::Duration;
 #[derive(Clone, Debug)]
 pub struct Options {
     pub(crate) log: PathBuf,
+    pub(crate) keeps: Keeps,
+    pub(crate) direct: bool,
+    /// Bytes of a log, or of pages, that are made.
+    pub(crate) bytes: Option<u64>,
     pub(crate) entries: Option<u64>,
     pub(crate) pages: usize,
     pub(crate) strict: bool,
     pub(crate) batch: Option<u64>,
     pub(crate) patience: Duration,
+}
+
+/// What a cache keeps changes in until their files have them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Keeps {
+    /// A log, with pages in memory beside it: NVCache.
+    Log,
+    /// Pages, with a small redo log: NVPages.
+    Pages,
 }
 
 /// Bytes that an entry of the log takes.
@@ -26,6 +39,9 @@ impl Options {
     pub fn new(log: impl AsRef<Path>) -> Self {
         Self {
             log: log.as_ref().to_owned(),
+            keeps: Keeps::Log,
+            direct: false,
+            bytes: None,
             entries: None,
             pages: (64 << 20) / crate::PAGE,
             strict: false,
@@ -34,15 +50,38 @@ impl Options {
         }
     }
 
-    /// Bytes of a log that is made, 128 MiB if nothing is said, and 64 entries of 4 KiB at least. One that is there has to have this size.
+    /// Those for pages in a file, in place of a log (NVPages): it is made if it is not there, and may be where a log's may be. Reads and writes are of these
+    /// pages, which have both what files have and what they lack; there is none in other memory.
+    #[must_use]
+    pub fn pages(file: impl AsRef<Path>) -> Self {
+        Self::new(file).in_pages()
+    }
+
+    /// The same with pages in that file, as by [`pages`](Self::pages).
+    #[must_use]
+    pub(crate) const fn in_pages(mut self) -> Self {
+        self.keeps = Keeps::Pages;
+        self
+    }
+
+    /// Whether pages are read from their files and written to them by `O_DIRECT`, past the kernel's page cache. With a log they are not.
+    #[must_use]
+    pub const fn direct(mut self, yes: bool) -> Self {
+        self.direct = yes;
+        self
+    }
+
+    /// Bytes of a log that is made, 128 MiB if nothing is said, and 64 entries of 4 KiB at least. Of pages some 4.5 MB are for names of files, and a sixteenth
+    /// is for the redo log; there are 64 at least. What is there has to have this size.
     #[must_use]
     pub fn size(mut self, bytes: u64) -> Self {
+        self.bytes = Some(bytes);
         self.entries = Some((bytes / ENTRY).max(LEAST));
         self
     }
 
     /// Bytes of file content that are kept in memory, 64 MiB if nothing is said, and 16 pages at least. Beside these there are some hundred bytes for
-    /// each page, and for each entry of the log.
+    /// each page, and for each entry of the log. Where there are pages in place of a log it says nothing.
     #[must_use]
     pub fn memory(mut self, bytes: usize) -> Self {
         self.pages = (bytes / crate::PAGE).max(16);
@@ -57,7 +96,8 @@ impl Options {
         self
     }
 
-    /// So many entries are brought into their files with one sync a file; a quarter of the log if nothing is said, and 10,000 at most.
+    /// So many entries are brought into their files with one sync a file; a quarter of the log if nothing is said, and 10,000 at most. Of pages a quarter, and
+    /// 1024 at most.
     #[must_use]
     pub const fn batch(mut self, entries: u64) -> Self {
         self.batch = Some(if entries == 0 { 1 } else { entries });

@@ -141,6 +141,14 @@ impl Room {
         self.changed.notify_all();
     }
 
+    /// Something went on, whatever the disk does.
+    pub(crate) fn moved(&self) {
+        let mut state = self.state();
+        (state.moved, state.stuck) = (Instant::now(), false);
+        drop(state);
+        self.changed.notify_all();
+    }
+
     /// Something has failed. What the log has failed by stays.
     pub(crate) fn failed(&self, failure: Failure) {
         let mut state = self.state();

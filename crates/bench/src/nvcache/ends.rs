@@ -195,7 +195,7 @@ impl Role for Writer {
 }
 
 /// Has a file of so many bytes there, all of them written: to write them again is no matter of their allocation.
-fn laid_out(path: &Path, bytes: u64) -> Result<(), String> {
+pub(crate) fn laid_out(path: &Path, bytes: u64) -> Result<(), String> {
     let write = || {
         if std::fs::metadata(path).is_ok_and(|found| found.len() == bytes) {
             return Ok(());
@@ -307,7 +307,7 @@ fn write(
     })
 }
 
-fn nanos_of(time: Duration) -> u32 {
+pub(crate) fn nanos_of(time: Duration) -> u32 {
     u32::try_from(time.as_nanos()).unwrap_or(u32::MAX)
 }
 

@@ -98,7 +98,7 @@ fn panel(caption: &str, x: Axis, unit: &str, log: bool, series: Vec<Line>) -> Pa
 }
 
 /// Bars: a group for each operation, or for each x of the one operation that all groups have.
-fn named(report: &Report, caption: &str, metric: &str, unit: &str, ops: &[(&str, &str)]) -> Panel {
+pub(crate) fn named(report: &Report, caption: &str, metric: &str, unit: &str, ops: &[(&str, &str)]) -> Panel {
     let of = |op: &str| -> Vec<&Row> {
         report.rows.iter().filter(|row| row.op == op && row.metric == metric).collect()
     };

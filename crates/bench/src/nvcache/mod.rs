@@ -18,7 +18,7 @@
 
 mod claims;
 pub(crate) mod ends;
-mod figure;
+pub(crate) mod figure;
 mod fio;
 mod logged;
 mod recovery;

@@ -149,7 +149,7 @@ pub fn pinned() -> serde_json::Value {
 type Known = (&'static str, fn() -> ExitCode);
 
 /// Every role, by its word.
-const ROLES: [Known; 16] = [
+const ROLES: [Known; 17] = [
     role::<crate::transport::agent::Transport>(),
     role::<crate::erda::server::Server>(),
     role::<crate::erda::client::Clients>(),
@@ -166,6 +166,7 @@ const ROLES: [Known; 16] = [
     role::<crate::load_latency::ends::Clients>(),
     role::<crate::nvcache::ends::Daemon>(),
     role::<crate::nvcache::ends::Writer>(),
+    role::<crate::nvpages::program::Program>(),
 ];
 
 const fn role<R: Role>() -> Known {

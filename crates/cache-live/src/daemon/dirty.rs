@@ -7,7 +7,7 @@ use remanence_pmem::Region;
 
 use super::DaemonError;
 use crate::recover::real::lost;
-use crate::recover::{NEWER, NameState, Options, Report, State, recover_here};
+use crate::recover::{NEWER, NameState, Options, Report, State, reason_to_wait, recover_here};
 
 /// Recovers a log, if it was not closed. Gives a sentence, if there was anything to be done.
 ///
@@ -58,18 +58,7 @@ fn undecided(path: &Path, report: &Report) -> Option<String> {
             "{count} of its entries are damaged (`rem cache recover --skip-damage {log}` gives them up)"
         ));
     }
-    let absent: Vec<&str> = report
-        .files
-        .iter()
-        .filter(|file| matches!(file.state, State::Absent { .. }))
-        .map(|file| file.path.as_str())
-        .collect();
-    if let [first, more @ ..] = &absent[..] {
-        let more = if more.is_empty() { String::new() } else { format!(" and {} more", more.len()) };
-        why.push(format!(
-            "{first}{more} cannot be found (`rem cache recover --set-aside DIRECTORY {log}` puts there what it has for that)"
-        ));
-    }
+    why.extend(reason_to_wait(&report.files, path));
     let is_foreign =
         |state: &State| matches!(state, State::Foreign { kept, uncut, .. } if *uncut || !kept.is_empty());
     if let Some(file) = report.files.iter().find(|file| is_foreign(&file.state)) {

@@ -8,6 +8,7 @@
 //! | `names` | brings about what names mean in the end |
 //! | `bytes` | writes; reconciles with what others wrote |
 //! | `kept` | nothing of that, where the page cache has it all |
+//! | [`pages`] | the same for NVPages, which has pages in the log's place |
 //!
 //! **In which order.** All files are looked for and looked at first, and what was found of them is sealed in the log with all else that was decided. Then come names, then
 //! bytes in batches with one sync a file, then files that somebody else has changed, then the log is emptied, and last the second names of what was made
@@ -21,6 +22,7 @@ pub mod files;
 mod find;
 mod kept;
 mod names;
+pub mod pages;
 pub mod real;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -149,6 +151,9 @@ pub enum Error {
     /// The log cannot be read or written.
     #[error("{0}")]
     Log(#[from] OpenError),
+    /// Pages cannot be read or written.
+    #[error("{0}")]
+    Pages(#[from] remanence_cache::pages::Fault),
     /// An entry rotted since the log was scanned.
     #[error("the log was whole a moment ago, and is damaged now: {0}")]
     Damaged(Damage),
@@ -190,6 +195,18 @@ impl Error {
     fn of(what: &'static str, path: String) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::File { what, path, source }
     }
+}
+
+/// Says which files are not found, if there are any, and what decides that.
+pub(crate) fn reason_to_wait(files: &[FileReport], path: &Path) -> Option<String> {
+    let absent = files.iter().filter(|file| matches!(file.state, State::Absent { .. }));
+    let absent: Vec<&str> = absent.map(|file| file.path.as_str()).collect();
+    let [first, more @ ..] = &absent[..] else { return None };
+    let more = if more.is_empty() { String::new() } else { format!(" and {} more", more.len()) };
+    Some(format!(
+        "{first}{more} cannot be found (`rem cache recover --set-aside DIRECTORY {}` puts there what it has for that)",
+        path.display()
+    ))
 }
 
 /// What is due to one file's bytes.

@@ -5,11 +5,14 @@
 //! ([`Action::Write`], side by side); their files are synced, once each; truncations that the sync covers are let go, durably; the lines of
 //! pages that were not written since say *free*, durably; their slots may go.
 //!
+//! **What is waited for.** Pages that are written again and again are dirty for ever. So who waits for files to have what was written until now waits for a *sweep*: each
+//! page that was dirty when it began is copied once, and is in its file. That of a page which somebody has locked is taken up later, before any other.
+//!
 //! **What fails stops it.** Pages stay dirty, so [`retry`](Keeper::retry) begins with the writes and not with the sync that failed: after that a
 //! page cache may have dropped what it could not write, and call it clean.
 
 use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::Ordering;
 
 use remanence_pmem::Medium;
@@ -132,10 +135,38 @@ struct Cut {
     next: u64,
 }
 
+/// Pages that are to be in their files before others.
+#[derive(Debug)]
+struct Sweep {
+    /// All writes up to this one are in what is due.
+    upto: u64,
+    /// So many of what was due have not been looked at.
+    left: usize,
+    /// Pages that somebody had locked.
+    late: Vec<usize>,
+}
+
+/// What a keeper has done since it was made.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Progress {
+    /// Batches that are in their files, and truncations.
+    pub batches: u64,
+    /// Records that were set free.
+    pub freed: u64,
+    /// All writes up to this one are in their files, durably, as [tickets](Pages::ticket) count.
+    pub filed: u64,
+}
+
 /// The machine that keeps a cache.
 #[derive(Debug)]
 pub struct Keeper {
     options: Options,
+    progress: Progress,
+    sweep: Option<Sweep>,
+    /// All writes up to this one are to be in their files.
+    upto: u64,
+    /// A sweep is to be made, whatever was swept before.
+    again: bool,
     stage: Stage,
     jobs: Vec<Job>,
     unsynced: Vec<FileId>,
@@ -156,6 +187,10 @@ impl Keeper {
     pub const fn new(options: Options) -> Self {
         Self {
             options,
+            progress: Progress { batches: 0, freed: 0, filed: 0 },
+            sweep: None,
+            upto: 0,
+            again: false,
             stage: Stage::Idle,
             jobs: Vec::new(),
             unsynced: Vec::new(),
@@ -173,6 +208,33 @@ impl Keeper {
     /// Somebody waits until all is in its files, durably.
     pub fn drain(&mut self) {
         self.wanted = true;
+    }
+
+    /// Somebody waits until all writes up to a [ticket](Pages::ticket) are in their files, durably: until [so many are filed](Progress::filed).
+    pub fn drain_to(&mut self, ticket: u64) {
+        self.upto = self.upto.max(ticket);
+    }
+
+    /// Somebody waits for a page to be clean that was read when it became so: each page that is dirty is to be in its file once more.
+    pub const fn sweep_again(&mut self) {
+        self.again = true;
+    }
+
+    /// What it has done.
+    #[must_use]
+    pub const fn progress(&self) -> Progress {
+        self.progress
+    }
+
+    /// Whether it would go on if somebody unlocked a page, or committed a write.
+    #[must_use]
+    pub fn is_hungry(&self) -> bool {
+        self.stopped.is_none() && self.running.is_empty() && (self.is_wanted() || self.wanted)
+    }
+
+    /// Whether somebody waits for a sweep.
+    const fn is_wanted(&self) -> bool {
+        self.progress.filed < self.upto || self.again || self.sweep.is_some()
     }
 
     /// Whether files lack nothing, and nothing is on its way to them.
@@ -233,6 +295,7 @@ impl Keeper {
                     }
                     self.collect(pages);
                     if self.jobs.is_empty() && self.truncations.is_empty() {
+                        self.end_sweep();
                         return Ok(None);
                     }
                     self.stage = Stage::Write(0);
@@ -282,6 +345,7 @@ impl Keeper {
         for truncation in self.truncations.iter_mut().filter(|truncation| truncation.made == Made::Asked) {
             truncation.made = Made::Done;
         }
+        self.progress.batches += 1;
         pages.gates[file.0 as usize].open();
     }
 
@@ -298,22 +362,36 @@ impl Keeper {
     fn has_reason<M: Medium>(&mut self, pages: &Pages<M>) -> bool {
         let (dirty, cut) = (pages.dirty(), !self.truncations.is_empty());
         self.wanted &= dirty > 0 || cut;
-        let scarce = pages.redo().free.len() < pages.layout.geometry.records as usize / 2;
-        self.wanted || dirty >= self.options.low.max(1) || cut && scarce
+        self.is_wanted() || self.wanted || dirty >= self.options.low.max(1) || cut && pages.is_scarce()
     }
 
     /// Copies pages that are due.
     fn collect<M: Medium>(&mut self, pages: &Pages<M>) {
-        let due = pages.redo().due.len();
-        for _ in 0..due {
-            if self.jobs.len() >= self.options.batch.max(1) {
-                return;
-            }
-            let Some(at) = pages.redo().due.pop_front() else { return };
+        if self.sweep.is_none() && self.is_wanted() {
+            let redo = pages.redo();
+            self.sweep = Some(Sweep { upto: redo.settled(), left: redo.due.len(), late: Vec::new() });
+            self.again = false;
+        }
+        let swept = self.sweep.as_ref().map_or(0, |sweep| sweep.upto);
+        let late = self.sweep.as_mut().map(|sweep| std::mem::take(&mut sweep.late)).unwrap_or_default();
+        let mut late = VecDeque::from(late);
+        let mut due = pages.redo().due.len();
+        while self.jobs.len() < self.options.batch.max(1) {
+            let next = match late.pop_front() {
+                Some(at) => Some(at),
+                None if due == 0 => None,
+                None => {
+                    due -= 1;
+                    self.sweep.iter_mut().for_each(|sweep| sweep.left = sweep.left.saturating_sub(1));
+                    pages.redo().due.pop_front()
+                }
+            };
+            let Some(at) = next else { break };
             let job = if pages.pages.share_at(at) {
                 let slot = pages.slot(at).clone();
+                let misses = slot.pending.first().is_some_and(|part| part.seq <= swept);
                 let job = match (slot.state, pages.pages.of(at)) {
-                    (State::Dirty { born }, Some(of)) if slot.applied >= born => {
+                    (State::Dirty { born }, Some(of)) if slot.applied >= born && !misses => {
                         let mut bytes = pages.in_place(at);
                         bytes.truncate(slot.valid as usize);
                         Some(Job { at, born, of, seq: slot.applied, bytes })
@@ -328,16 +406,29 @@ impl Keeper {
             } else {
                 None
             };
-            match job {
-                Some(job) => self.jobs.push(job),
-                None => pages.redo().due.push_back(at),
+            match (job, &mut self.sweep) {
+                (Some(job), _) => self.jobs.push(job),
+                (None, Some(sweep)) => sweep.late.push(at),
+                (None, None) => pages.redo().due.push_back(at),
             }
         }
+        self.sweep.iter_mut().for_each(|sweep| sweep.late.extend(&late));
+    }
+
+    /// A batch is in its files, or there was none to be made: a sweep may have come to its end.
+    fn end_sweep(&mut self) {
+        let is_over = |sweep: &mut Sweep| sweep.left == 0 && sweep.late.is_empty();
+        let Some(Sweep { upto, .. }) = self.sweep.take_if(is_over) else { return };
+        // A truncation is a batch of its own, and comes before what was written behind it.
+        let cut = self.truncations.iter().map(|truncation| truncation.seq - 1).min();
+        let upto = cut.map_or(upto, |cut| upto.min(cut));
+        self.progress.filed = self.progress.filed.max(upto);
     }
 
     /// Has the pages of a batch that came to nothing be due again.
     fn requeue<M: Medium>(&mut self, pages: &Pages<M>) {
-        pages.redo().due.extend(self.jobs.drain(..).map(|job| job.at));
+        let late = self.sweep.take().map(|sweep| sweep.late).unwrap_or_default();
+        pages.redo().due.extend(self.jobs.drain(..).map(|job| job.at).chain(late));
         self.unsynced.clear();
     }
 
@@ -382,6 +473,8 @@ impl Keeper {
             }
             pages.pages.unlock(held);
         }
+        self.progress.batches += 1;
+        self.end_sweep();
         if settling.is_empty() {
             return Ok(());
         }
@@ -427,11 +520,11 @@ impl Keeper {
     }
 
     /// Sets records free whose bytes are in place, if there are few.
-    fn retire<M: Medium>(&self, pages: &Pages<M>) -> Result<(), Fault> {
+    fn retire<M: Medium>(&mut self, pages: &Pages<M>) -> Result<(), Fault> {
         let (medium, layout) = (&pages.medium, &pages.layout);
         let (applied, settled) = {
+            let scarce = pages.is_scarce();
             let mut redo = pages.redo();
-            let scarce = redo.free.len() < layout.geometry.records as usize / 2;
             if !scarce || redo.applied.is_empty() && redo.done.is_empty() {
                 return Ok(());
             }
@@ -482,6 +575,7 @@ impl Keeper {
         let mut redo = pages.redo();
         redo.done.extend(done);
         let free: Vec<(u64, u32)> = redo.done.extract_if(.., |(seq, _)| *seq <= in_place).collect();
+        self.progress.freed += free.len() as u64;
         redo.free.extend(free.into_iter().map(|(_, record)| record));
         Ok(())
     }
@@ -520,6 +614,19 @@ impl Keeper {
         let seq = cut.seq.expect("it has one when it is done");
         self.truncations.push(Truncation { file, len, record: cut.record, seq, made: Made::Due });
         Ok(Step::Done)
+    }
+
+    /// Gives up a truncation that is not done; whether nothing of it was done. If something was, it is to be carried to its end: it waits for nobody's file then.
+    pub fn give_up_truncation<M: Medium>(&mut self, pages: &Pages<M>) -> bool {
+        let Some(cut) = self.cut.take_if(|cut| cut.seq.is_none()) else { return self.cut.is_none() };
+        let gate = &pages.gates[cut.file.0 as usize];
+        if cut.alone {
+            gate.open();
+        } else {
+            gate.give_up();
+        }
+        pages.redo().free.push(cut.record);
+        true
     }
 
     fn cut_on<M: Medium>(&self, pages: &Pages<M>, cut: &mut Cut) -> Result<Step, Fault> {

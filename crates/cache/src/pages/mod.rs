@@ -86,6 +86,8 @@ pub struct Access<'a> {
     done: usize,
     entered: bool,
     loads: bool,
+    /// The number of a write that was made.
+    seq: u64,
     records: Vec<u32>,
     held: Vec<Held>,
 }
@@ -105,6 +107,7 @@ impl<'a> Access<'a> {
             done: 0,
             entered: false,
             loads: false,
+            seq: 0,
             records: Vec::new(),
             held: Vec::new(),
         }
@@ -126,6 +129,12 @@ impl<'a> Access<'a> {
     #[must_use]
     pub const fn done(&self) -> usize {
         self.done
+    }
+
+    /// The number of a write that was made: a [ticket](Pages::ticket) as high stands for it. 0, of one that was not, or of nothing.
+    #[must_use]
+    pub const fn number(&self) -> u64 {
+        self.seq
     }
 }
 
@@ -267,8 +276,8 @@ impl<M: Medium> Pages<M> {
     ///
     /// # Errors
     /// Something is not, or the medium failed: it is still dirty.
-    pub fn close(self, keeper: keeper::Keeper) -> Result<(), Fault> {
-        if !keeper.is_drained(&self) {
+    pub fn close(&self, keeper: &keeper::Keeper) -> Result<(), Fault> {
+        if !keeper.is_drained(self) {
             return Err(Fault::Dirty);
         }
         let floor = self.redo().next;
@@ -330,6 +339,41 @@ impl<M: Medium> Pages<M> {
         self.redo().next - 1
     }
 
+    /// All writes up to there have committed, as [tickets](Self::ticket) count.
+    #[must_use]
+    pub fn settled(&self) -> u64 {
+        self.redo().settled()
+    }
+
+    /// Records that are free: a write takes one for each of its pages.
+    #[must_use]
+    pub fn free_records(&self) -> usize {
+        self.redo().free.len()
+    }
+
+    /// Whether so few records are free that the [keeper](keeper::Keeper) is to set others free.
+    #[must_use]
+    pub fn is_scarce(&self) -> bool {
+        self.free_records() < self.layout.geometry.records as usize / 2
+    }
+
+    /// Whether nobody gets into a file, as it is truncated, or is about to be.
+    #[must_use]
+    pub fn is_closed(&self, file: FileId) -> bool {
+        self.gates.get(file.0 as usize).is_some_and(Gate::is_closed)
+    }
+
+    /// How many pages a write may have at most.
+    fn most(&self) -> usize {
+        self.layout.geometry.records.min(self.layout.geometry.slots) as usize / 2
+    }
+
+    /// Bytes of the longest write that is atomic wherever it begins.
+    #[must_use]
+    pub fn longest(&self) -> u64 {
+        (self.most() as u64 - 1) * self.page() as u64 + 1
+    }
+
     /// Goes on with an access.
     ///
     /// # Errors
@@ -341,14 +385,13 @@ impl<M: Medium> Pages<M> {
         if !access.entered {
             let gate = self.gate(access.file)?;
             if let What::Write(bytes) = access.what {
-                let most = self.layout.geometry.records.min(self.layout.geometry.slots) as usize / 2;
                 let ends = access.offset.checked_add(bytes.len() as u64).is_some_and(|end| end < UNKNOWN);
                 let count = match ends {
                     true => pieces(access.file, access.offset, bytes.len(), self.page()).count(),
                     false => usize::MAX,
                 };
-                if count > most {
-                    return Err(Fault::TooLong { max: (most - 1) as u64 * self.page() as u64 + 1 });
+                if count > self.most() {
+                    return Err(Fault::TooLong { max: self.longest() });
                 }
                 if !gate.enter() {
                     return Ok(Step::Busy);
@@ -423,6 +466,41 @@ impl<M: Medium> Pages<M> {
             return Ok(Step::Load(piece.of));
         }
         Ok(Step::Done)
+    }
+
+    /// The page that a read is at. Where there is [no place](Step::Full) for it the file has all of it, and a read need not wait: it can be [passed](Self::pass) on.
+    #[must_use]
+    pub fn at(&self, access: &Access<'_>) -> Option<PageOf> {
+        let What::Read(into) = &access.what else { return None };
+        let left = access.done < into.len();
+        left.then(|| piece(access.file, access.offset, into.len(), self.page(), access.done).of)
+    }
+
+    /// Gives a read what the file has of the page [that it is at](Self::at), and does not keep it. Whether it took it: not if the page has a slot by now, or somebody
+    /// has the file alone. That nobody has written to the file since it was read is for the caller to know.
+    pub fn pass(&self, access: &mut Access<'_>, of: PageOf, bytes: &[u8]) -> bool {
+        let Some(gate) =
+            self.gate(access.file).ok().filter(|gate| self.at(access) == Some(of) && gate.enter())
+        else {
+            return false;
+        };
+        let is_not_here =
+            matches!(self.pages.share(of).map(|at| at.map(|at| self.pages.unshare(at))), Ok(None));
+        if let (What::Read(into), true) = (&mut access.what, is_not_here) {
+            let size = gate.size.load(Ordering::Acquire);
+            let len = size.saturating_sub(access.offset).min(into.len() as u64) as usize;
+            if access.done < len {
+                let piece = piece(access.file, access.offset, len, self.page(), access.done);
+                let into = &mut into[piece.from..piece.from + piece.len];
+                into.fill(0);
+                let has = bytes.get(piece.offset..).unwrap_or_default();
+                let has = &has[..has.len().min(piece.len)];
+                into[..has.len()].copy_from_slice(has);
+                access.done += piece.len;
+            }
+        }
+        gate.leave();
+        is_not_here
     }
 
     /// Locks a page, in the slot of one that is clean if it has none.
@@ -534,6 +612,7 @@ impl<M: Medium> Pages<M> {
             line.put(&self.medium, &self.layout, record);
         }
         self.seal(access.records[0], seq)?;
+        access.seq = seq;
         let records = std::mem::take(&mut access.records);
         for (n, (piece, held)) in pieces.iter().zip(&access.held).enumerate() {
             let part = Part { seq, record: records[n], offset: piece.offset, len: piece.len };

@@ -13,7 +13,7 @@
 //! | up to *known* | counts | damaged: it is missing | damaged |
 //! | above *known* | counts, if all before it does and its pages are there | the end | the end |
 //!
-//! Under [`Promise::AtReturn`] all are fenced. A commit word that no writer ever wrote before a write that is whole is taken for one, but before a truncation, which must not come
+//! Nothing counts of a file that has [lost its last name](Identity::disown). Under [`Promise::AtReturn`] all are fenced. A commit word that no writer ever wrote before a write that is whole is taken for one, but before a truncation, which must not come
 //! back over what was written since. A slot counts that is not
 //! free, if a mark says that something is in place, or a record that counts names it. It is a page with the bytes that the newest mark
 //! speaks of, and over them the records that are newer.
@@ -361,8 +361,11 @@ impl Scan {
             .chain(self.truncations.iter().map(|truncation| truncation.file))
             .collect();
         for file in files {
-            if Identity::read(medium, &self.layout.table(), file).is_none() {
-                self.damaged.insert(Flaw::File { file });
+            let identity = Identity::read(medium, &self.layout.table(), file);
+            if identity.as_ref().is_none_or(Identity::is_nobodys) {
+                if identity.is_none() {
+                    self.damaged.insert(Flaw::File { file });
+                }
                 pages.retain(|of, _| of.file != file);
                 self.truncations.retain(|truncation| truncation.file != file);
             }

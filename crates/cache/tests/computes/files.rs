@@ -81,7 +81,7 @@ impl Files {
 /// Files behind a page cache.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct Disk {
-    durable: Files,
+    pub(crate) durable: Files,
     cached: Vec<Change>,
 }
 

@@ -176,7 +176,7 @@ impl Run {
             }
         });
         let keeper = keeper.into_inner().unwrap_or_else(PoisonError::into_inner).expect("it was put back");
-        pages.close(keeper).expect("it is drained");
+        pages.close(&keeper).expect("it is drained");
     }
 
     /// Everything that has to be so of what a crash has left.

@@ -5,12 +5,13 @@ use std::collections::BTreeMap;
 use remanence_cache::format::{Lost, Promise};
 use remanence_cache::pages::keeper::Action;
 use remanence_cache::pages::recovery::{Outcome, Policy, scan};
-use remanence_cache::pages::{Access, Fault, Step};
-use remanence_cache::table::FileId;
+use remanence_cache::pages::{Access, Fault, PageOf, Step};
+use remanence_cache::table::{FileId, FileTable, Identity};
 use remanence_effort::{replay, seeds};
 use remanence_pmem::PersistenceDomain;
 use remanence_pmem::crash_image::{Choices, Failure, Seeded};
 
+use crate::crash::identity;
 use crate::pages::{One, PAGE, content, disk, made, page_of, recover};
 
 const DOMAIN: PersistenceDomain = PersistenceDomain::Process;
@@ -73,7 +74,7 @@ fn what_is_read_is_what_was_written() {
             assert_eq!(content(&one.disk, FileId(*file)), *bytes);
         }
         let mut cleaned = one.disk.clone();
-        one.pages.close(one.keeper).expect("it is drained");
+        one.pages.close(&one.keeper).expect("it is drained");
         let found = scan(&image, Lost::Unsynced).expect("it is whole");
         assert!(found.is_clean());
         assert_eq!(recover(&image, found, Policy::Hold, &mut cleaned, 1, 0), Some(Outcome::Empty));
@@ -201,4 +202,127 @@ fn what_fails_stops_the_keeper_and_a_retry_begins_with_the_writes() {
     let crashed = image.crash_seeded(Failure::ProcessCrash, 1);
     let found = scan(&crashed, Lost::Nothing).unwrap();
     assert_eq!(found.pages.len(), 2);
+}
+
+#[test]
+fn a_sweep_ends_though_its_pages_are_written_again() {
+    for promise in [Promise::AtReturn, Promise::AtSync] {
+        let image = made(8, 16, promise, DOMAIN);
+        let mut one = One::start(&image, promise, disk(&[]), 3);
+        for page in 0..5 {
+            one.write(1, page * 64, &[1; 64]);
+        }
+        let ticket = one.pages.ticket();
+        one.keeper.drain_to(ticket);
+        let mut turns = 0;
+        while one.keeper.progress().filed < ticket {
+            one.write(1, 0, &[turns; 64]);
+            let works = one.work();
+            assert!(
+                works || one.keeper.progress().filed >= ticket,
+                "nothing would ever change: {:?}",
+                one.keeper
+            );
+            turns += 1;
+        }
+        let durable = &one.disk.durable.bytes[&1];
+        assert_eq!(durable[64..], [1; 4 * 64], "what is filed is durable");
+        assert!(one.pages.dirty() >= 1 && turns < 40, "page 0 is dirty, as ever");
+        // Nothing is to be done for what is in its files.
+        one.drain();
+        let ticket = one.pages.ticket();
+        one.keeper.drain_to(ticket);
+        assert!(!one.work());
+        assert_eq!((one.keeper.progress().filed, one.keeper.is_hungry()), (ticket, false));
+    }
+}
+
+#[test]
+fn a_sweep_waits_for_a_page_that_is_locked_and_for_no_other() {
+    let image = made(8, 16, Promise::AtReturn, DOMAIN);
+    let mut one = One::start(&image, Promise::AtReturn, disk(&[(1, &[9; 256])]), 3);
+    one.write(1, 0, &[1; 64]);
+    one.write(1, 64, &[1; 64]);
+    one.write(1, 5 * 64, &[1; 64]);
+    // It has pages 0 to 2, and waits for page 3.
+    let bytes = [2; 200];
+    let mut access = Access::write(FileId(1), 0, &bytes);
+    assert!(matches!(one.pages.step(&mut access).unwrap(), Step::Load(_)));
+    let ticket = one.pages.ticket();
+    one.keeper.drain_to(ticket);
+    while one.work() {}
+    assert!(one.keeper.progress().filed < ticket && one.keeper.is_hungry(), "{:?}", one.keeper);
+    assert_eq!((one.pages.dirty(), &content(&one.disk, FileId(1))[5 * 64..]), (2, &[1; 64][..]));
+    one.pages.give_up(&mut access);
+    while one.work() {}
+    assert_eq!((one.keeper.progress().filed, one.pages.dirty(), one.keeper.is_hungry()), (ticket, 0, false));
+    assert_eq!(content(&one.disk, FileId(1))[..128], [1; 128]);
+}
+
+#[test]
+fn a_truncation_that_is_given_up_was_none() {
+    let image = made(4, 8, Promise::AtReturn, DOMAIN);
+    let mut one = One::start(&image, Promise::AtReturn, disk(&[(1, &[7; 200])]), 1);
+    let mut into = [0; 10];
+    let mut access = Access::read(FileId(1), 0, &mut into);
+    assert!(matches!(one.pages.step(&mut access).unwrap(), Step::Load(_)));
+    assert_eq!(one.keeper.truncate(&one.pages, FileId(1), 3).unwrap(), Step::Busy);
+    assert!(one.pages.is_closed(FileId(1)) && one.keeper.give_up_truncation(&one.pages));
+    assert!(!one.pages.is_closed(FileId(1)) && one.pages.free_records() == 8);
+    one.pages.give_up(&mut access);
+    assert_eq!(one.read(1, 0, 300), [7; 200]);
+    one.truncate(1, 3);
+    assert_eq!(one.read(1, 0, 300), [7; 3]);
+}
+
+#[test]
+fn a_read_for_which_there_is_no_place_is_passed_what_the_file_has() {
+    let image = made(4, 8, Promise::AtReturn, DOMAIN);
+    let mut one = One::start(&image, Promise::AtReturn, disk(&[(1, &[7; 600])]), 1);
+    for page in 0..4 {
+        one.write(1, page * 64, &[1; 64]);
+    }
+    let mut into = [0xaa; 400];
+    let mut access = Access::read(FileId(1), 250, &mut into);
+    let mut passed = 0;
+    loop {
+        match one.pages.step(&mut access).unwrap() {
+            Step::Done => break,
+            Step::Full => {
+                let of = one.pages.at(&access).expect("it is a read");
+                let bytes = page_of(&one.disk, of);
+                let other = PageOf { file: of.file, page: of.page + 1 };
+                assert!(!one.pages.pass(&mut access, other, &bytes), "it is at another page");
+                assert!(one.pages.pass(&mut access, of, &bytes));
+                passed += 1;
+            }
+            step => panic!("{step:?}"),
+        }
+    }
+    assert_eq!((access.done(), passed), (350, 6));
+    assert!(into[..6] == [1; 6] && into[6..350] == [7; 344] && into[350..] == [0xaa; 50]);
+    let mut access = Access::read(FileId(1), 0, &mut into);
+    let here = PageOf { file: FileId(1), page: 0 };
+    assert!(!one.pages.pass(&mut access, here, &[9; 64]), "it is here, and newer");
+}
+
+#[test]
+fn nothing_counts_of_a_file_that_has_lost_its_last_name() {
+    let image = made(8, 16, Promise::AtReturn, DOMAIN);
+    let mut one = One::start(&image, Promise::AtReturn, disk(&[]), 1);
+    let layout = one.pages.layout().table();
+    one.write(1, 0, &[1; 64]);
+    one.write(2, 0, &[2; 64]);
+    one.truncate(1, 30);
+    Identity::disown(&image, &layout, FileId(1)).expect("the medium stands");
+    one.write(1, 64, &[3; 64]);
+    let found = scan(&image, Lost::Unsynced).expect("it is whole");
+    assert!(found.damaged.is_empty() && found.truncations.is_empty(), "{found:?}");
+    assert_eq!(found.pages.iter().map(|page| page.of.file.0).collect::<Vec<_>>(), [2]);
+    // One that has a name again is another's.
+    let mut table = FileTable::empty(&image, layout);
+    let number = table.register(&identity(1), 0).expect("there is room");
+    Identity::disown(&image, &layout, number).expect("the medium stands");
+    Identity::disown(&image, &layout, number).expect("it has none already");
+    assert_ne!(table.register(&identity(1), 0).expect("there is room"), number);
 }

@@ -256,6 +256,22 @@ fn nvcache_measures_every_bar() {
     assert_eq!(report["params"]["claims"].as_array().map(Vec::len), Some(5));
 }
 
+/// Both caches at each load, beside the file system.
+#[test]
+fn nvpages_measures_every_bar() {
+    let report = bench("nvpages", &["--directory", env!("CARGO_TARGET_TMPDIR")], None);
+    assert_eq!(report["skipped"], serde_json::json!([]), "something was left out");
+    let rows = report["rows"].as_array().expect("rows");
+    for op in ["randr", "randrw90", "randrw", "randw", "randr-zipf", "randw-zipf"] {
+        for who in ["NVPages, 0.1 x", "NVPages, 5.0 x", "NVCache, 0.1 x", "NVCache, 5.0 x"] {
+            let is_its =
+                |row: &&Value| row["op"] == op && row["series"].as_str().is_some_and(|s| s.starts_with(who));
+            assert!(rows.iter().filter(is_its).count() >= 2, "no {op} of {who}");
+        }
+    }
+    assert_eq!(report["params"]["claims"].as_array().map(Vec::len), Some(5));
+}
+
 /// Without the library nothing is measured, and it is said what `rem run` says.
 #[test]
 fn nvcache_says_what_it_lacks() {

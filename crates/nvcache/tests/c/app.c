@@ -48,7 +48,7 @@ int main(int argc, char **argv)
 	CHECK(nvopen("x", O_RDONLY, 0) == -1 && errno == EBADF);
 	CHECK(nvinit(NULL, NULL) == -1 && errno == EINVAL);
 	CHECK(nvinit(argv[1], &strange) == -1 && errno == EINVAL && strstr(nverror(), "nv_options.size"));
-	options.flags = NV_STRICT;
+	options.flags = NV_STRICT | (strstr(argv[1], "pages") ? NV_PAGES : 0) | (strstr(argv[1], "direct") ? NV_DIRECT : 0);
 	options.patience_ms = 100000;
 	CHECK(nvinit(argv[1], &options) == 0);
 	CHECK(nvinit(argv[1], &options) == -1 && errno == EINVAL);

@@ -55,7 +55,11 @@ fn file_has_blocks(path: &Path, count: u64) {
 
 #[test]
 fn a_full_disk_is_told_and_takes_all_when_it_has_room() {
-    let world = World::new(Medium::Memory);
+    [Medium::Memory, Medium::Pages, Medium::PagesDirect].into_iter().for_each(full);
+}
+
+fn full(medium: Medium) {
+    let world = World::new(medium);
     let Some(disk) = disk(&world, 16) else { return };
     let ballast = disk.place.join("ballast");
     fs::write(&ballast, vec![7; 4 << 20]).expect("room");

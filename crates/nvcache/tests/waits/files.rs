@@ -5,13 +5,19 @@ use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _, symlink};
 use std::time::Duration;
 
+use remanence_cache::format::Lost;
+use remanence_cache::{pages, recovery};
 use remanence_nvcache::{Cache, Error, OpenOptions, Options};
 
-use crate::support::{MEDIA, Medium, World, both, small};
+use crate::support::{EITHER, MEDIA, Medium, World, both, small};
 
 #[test]
 fn one_cache_has_a_file_until_its_last_descriptor_is_closed() {
-    let (world, other) = (World::new(Medium::Memory), World::new(Medium::Memory));
+    EITHER.into_iter().for_each(one_opener);
+}
+
+fn one_opener(medium: Medium) {
+    let (world, other) = (World::new(medium), World::new(medium));
     let (cache, second) = (world.open(), other.open());
     let path = world.path("file");
     let one = cache.open_file(&path, &both()).expect("room");
@@ -39,7 +45,11 @@ fn one_cache_has_a_file_until_its_last_descriptor_is_closed() {
 
 #[test]
 fn files_are_opened_as_open_says() {
-    let world = World::new(Medium::Disk);
+    [Medium::Disk, Medium::PagesOnDisk, Medium::PagesDirect].into_iter().for_each(opened);
+}
+
+fn opened(medium: Medium) {
+    let world = World::new(medium);
     let cache = world.open();
     let path = world.path("file");
     let errno = |outcome: Result<remanence_nvcache::File, Error>| outcome.expect_err("it cannot be").errno();
@@ -80,7 +90,11 @@ fn files_are_opened_as_open_says() {
 
 #[test]
 fn a_descriptor_is_read_written_and_moved_as_any() {
-    let world = World::new(Medium::Memory);
+    EITHER.into_iter().for_each(moved);
+}
+
+fn moved(medium: Medium) {
+    let world = World::new(medium);
     let cache = world.open();
     let mut file = cache.open_file(world.path("file"), &both()).expect("room");
     file.write_all(b"one two three").expect("room");
@@ -110,7 +124,11 @@ fn a_descriptor_is_read_written_and_moved_as_any() {
 
 #[test]
 fn a_file_that_is_larger_than_the_memory_and_the_log_is_read_and_written() {
-    let world = World::new(Medium::Memory);
+    MEDIA.into_iter().for_each(larger);
+}
+
+fn larger(medium: Medium) {
+    let world = World::new(medium);
     let cache = world.open();
     let path = world.path("file");
     let bytes: Vec<u8> = (0..3_000_000_u32).map(|n| (n / 5) as u8 ^ (n >> 13) as u8).collect();
@@ -119,14 +137,18 @@ fn a_file_that_is_larger_than_the_memory_and_the_log_is_read_and_written() {
     let mut into = vec![0; bytes.len() + 1];
     assert_eq!(file.read_at(&mut into, 123).expect("a disk"), bytes.len());
     assert!(into[..bytes.len()] == bytes);
-    assert!(cache.status().misses >= 700);
+    assert!(cache.status().misses >= 600);
     file.close().expect("a disk");
     assert!(fs::read(&path).expect("it is there")[123..] == bytes);
 }
 
 #[test]
 fn a_file_that_cannot_be_written_is_read() {
-    let world = World::new(Medium::Memory);
+    [Medium::Memory, Medium::Pages, Medium::PagesDirect].into_iter().for_each(read_only);
+}
+
+fn read_only(medium: Medium) {
+    let world = World::new(medium);
     let cache = world.open();
     let path = world.path("file");
     fs::write(&path, b"text").expect("room");
@@ -158,14 +180,15 @@ fn a_file_that_was_unlinked_is_not_missed_after_a_crash() {
         let copy = World::new(medium);
         fs::copy(&world.log, &copy.log).expect("room");
         let left = remanence_pmem::FileOptions::new().open(&copy.log).expect("a copy");
-        let scan =
-            remanence_cache::recovery::scan(&left, remanence_cache::format::Lost::Nothing).expect("a log");
-        assert_eq!(
-            scan.due().len(),
-            1,
-            "what was written to the other file, and nothing else: {:?}",
-            scan.due()
-        );
+        let due = if medium.is_log() {
+            let scan = recovery::scan(&left, Lost::Nothing).expect("a log");
+            scan.due().len()
+        } else {
+            let scan = pages::recovery::scan(&left, Lost::Nothing).expect("pages");
+            assert!(scan.damaged.is_empty(), "{:?}", scan.damaged);
+            scan.pages.len() + scan.truncations.len()
+        };
+        assert_eq!(due, 1, "what was written to the other file, and nothing else");
         drop((file, other));
         cache.close().expect("a disk");
         assert_eq!(fs::read(&kept).expect("it is there"), b"kept");

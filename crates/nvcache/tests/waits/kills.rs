@@ -5,13 +5,14 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
+use remanence_cache::pages::recovery::scan as scan_pages;
 use remanence_cache::recovery::scan;
-use remanence_cache_live::recover::real::lost;
-use remanence_cache_live::recover::{Options as Recovering, is_done, recover_here};
+use remanence_cache_live::recover::real::{RealFiles, lost};
+use remanence_cache_live::recover::{Options as Recovering, is_done, pages, recover_here};
 use remanence_effort::{Process, again, rounds};
 use remanence_nvcache::{Cache, OpenOptions};
 
-use crate::support::{MEDIA, Medium, Random, World, both, small};
+use crate::support::{EITHER, MEDIA, Medium, Random, World, both, small};
 
 /// What says which directory, log and run a child is to work on.
 const PART: &str = "REMANENCE_NVCACHE_PART";
@@ -132,7 +133,14 @@ fn is_there(directory: &Path, run: u64, acknowledged: [u64; THREADS as usize]) {
 }
 
 /// As `rem cache recover` does it.
-fn recover(world: &World) {
+fn recover(world: &World, medium: Medium) {
+    if !medium.is_log() {
+        let region = pages::open(&world.log).expect("nobody has it");
+        let found = scan_pages(&region, lost(&world.log)).expect("they are pages");
+        let report = pages::recover(&region, found, &RealFiles, &Recovering::default()).expect("a disk");
+        assert_eq!(report.undecided(&world.log), None);
+        return;
+    }
     let region = remanence_cache::format::file_options().open(&world.log).expect("nobody has it");
     let found = scan(&region, lost(&world.log)).expect("it is a log");
     assert!(found.damaged.is_empty(), "{:?}", found.damaged);
@@ -150,7 +158,7 @@ fn what_a_killed_process_had_said_is_there() {
             let after = random.below(400);
             let acknowledged = victim.kill(after);
             match run % 2 {
-                0 => recover(&world),
+                0 => recover(&world, medium),
                 _ => world.open().close().expect("a disk"),
             }
             is_there(world.directory.path(), run, acknowledged);
@@ -161,19 +169,20 @@ fn what_a_killed_process_had_said_is_there() {
 
 #[test]
 fn a_recovery_that_is_killed_is_begun_anew() {
-    let world = World::new(Medium::Memory);
-    let victim = Victim::start(&world, 1);
-    let acknowledged = victim.kill(200);
-    // Each next one recovers, and may be killed in the middle of that; none comes to write.
-    for _ in 0..rounds(6, 60) {
-        let part = format!("{} {} 2", world.log.display(), world.path("nothing-there").display());
-        let mut command = again("kills::child");
-        let mut child =
-            command.env(PART, part).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts");
-        std::thread::yield_now();
-        child.kill().expect("it is ours");
-        child.wait().expect("it is dead");
+    for medium in EITHER {
+        let world = World::new(medium);
+        let victim = Victim::start(&world, 1);
+        let acknowledged = victim.kill(200);
+        // Each next one recovers, and may be killed in the middle of that; none comes to write.
+        for _ in 0..rounds(6, 60) {
+            let part = format!("{} {} 2", world.log.display(), world.path("nothing-there").display());
+            let mut command = again("kills::child");
+            let mut child = command.env(PART, part).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts");
+            std::thread::yield_now();
+            child.kill().expect("it is ours");
+            child.wait().expect("it is dead");
+        }
+        world.open().close().expect("a disk");
+        is_there(world.directory.path(), 1, acknowledged);
     }
-    world.open().close().expect("a disk");
-    is_there(world.directory.path(), 1, acknowledged);
 }

@@ -8,4 +8,5 @@ mod faults;
 mod files;
 mod kills;
 mod model;
+mod pages;
 mod support;

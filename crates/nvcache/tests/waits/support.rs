@@ -6,16 +6,40 @@ use std::time::Duration;
 
 use remanence_nvcache::{Cache, OpenOptions, Options};
 
-/// Where a log lies.
+/// Where a log lies, or pages in its place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Medium {
     /// `/dev/shm`: what is committed survives the death of the process.
     Memory,
     /// A file on the disk that the tests are built on.
     Disk,
+    /// Pages in `/dev/shm`.
+    Pages,
+    /// Pages in a file on that disk.
+    PagesOnDisk,
+    /// Pages in `/dev/shm`, of files that are read and written by `O_DIRECT`.
+    PagesDirect,
 }
 
-pub(crate) const MEDIA: [Medium; 2] = [Medium::Memory, Medium::Disk];
+pub(crate) const MEDIA: [Medium; 5] =
+    [Medium::Memory, Medium::Disk, Medium::Pages, Medium::PagesOnDisk, Medium::PagesDirect];
+/// One of either kind.
+pub(crate) const EITHER: [Medium; 2] = [Medium::Memory, Medium::Pages];
+
+impl Medium {
+    pub(crate) const fn is_log(self) -> bool {
+        matches!(self, Self::Memory | Self::Disk)
+    }
+
+    /// The name of its file, which says what is in it.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Memory | Self::Disk => "log",
+            Self::Pages | Self::PagesOnDisk => "pages",
+            Self::PagesDirect => "direct-pages",
+        }
+    }
+}
 
 pub(crate) struct World {
     pub(crate) directory: tempfile::TempDir,
@@ -27,11 +51,12 @@ impl World {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let directory =
             tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("cargo's directory for tests");
+        let name = medium.name();
         let log = match medium {
-            Medium::Disk => directory.path().join("log"),
-            Medium::Memory => {
+            Medium::Disk | Medium::PagesOnDisk => directory.path().join(name),
+            Medium::Memory | Medium::Pages | Medium::PagesDirect => {
                 let number = NEXT.fetch_add(1, Ordering::Relaxed);
-                format!("/dev/shm/remanence-nvcache-test-{}-{number}", std::process::id()).into()
+                format!("/dev/shm/remanence-nvcache-test-{}-{number}-{name}", std::process::id()).into()
             }
         };
         Self { directory, log }
@@ -53,9 +78,12 @@ impl Drop for World {
     }
 }
 
-/// The smallest log and memory: both are full all the time.
+/// The smallest log and memory, or as few pages as there are: they are full all the time.
 pub(crate) fn small(log: &Path) -> Options {
-    Options::new(log).size(64 * 4160).memory(16 * 4096).patience(Duration::from_secs(120))
+    let name = log.to_string_lossy();
+    let options = if name.ends_with("pages") { Options::pages(log) } else { Options::new(log) };
+    let options = options.size(64 * 4160).memory(16 * 4096).patience(Duration::from_secs(120));
+    options.direct(name.ends_with("direct-pages"))
 }
 
 pub(crate) fn both() -> OpenOptions {

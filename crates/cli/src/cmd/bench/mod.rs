@@ -7,6 +7,7 @@ mod failover;
 mod gateway;
 mod kv_size;
 mod nvcache;
+mod nvpages;
 mod quorum;
 mod supervise;
 mod transport;
@@ -68,6 +69,8 @@ apt-get install redis-server memcached")]
     LoadLatency(Common),
     /// Programs under `rem run` beside the file system with and without syncs: writes, SQLite, reads, a log that is full, recovery
     Nvcache(nvcache::Args),
+    /// Pages in persistent memory beside a log with pages in DRAM, both as a library: mixes of reads and writes, threads
+    Nvpages(nvpages::Args),
     /// What a durable append to three servers waits for: their quorum, while the third one is stopped as well
     Quorum(quorum::Args),
     /// Durable appends by all 72 recipes of paper 004, its figure 2, beside message passing and bare UDP
@@ -150,6 +153,7 @@ impl Bench {
             Self::Gateway(args) => &args.common,
             Self::KvSize(args) => &args.common,
             Self::Nvcache(args) => &args.common,
+            Self::Nvpages(args) => &args.common,
             Self::Quorum(args) => &args.common,
             Self::Transport(args) => &args.common,
             Self::Urdma(args) => &args.common,
@@ -175,6 +179,7 @@ impl Bench {
             Self::KvSize(_) => "kv-size",
             Self::LoadLatency(_) => "load-latency",
             Self::Nvcache(_) => "nvcache",
+            Self::Nvpages(_) => "nvpages",
             Self::Quorum(_) => "quorum",
             Self::Remotelog(_) => "remotelog",
             Self::Logserver(_) => "logserver",
@@ -193,6 +198,7 @@ impl Bench {
             Self::Gateway(args) => Some(args.directory.clone()),
             Self::KvSize(args) => Some(args.directory.clone()),
             Self::Nvcache(args) => Some(args.directory.clone()),
+            Self::Nvpages(args) => Some(args.directory.clone()),
             Self::Quorum(args) => Some(args.directory.clone()),
             _ => None,
         }
@@ -221,6 +227,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
             measure(common, load_latency::figure::draw, |common, p| load_latency::run(&common, p))
         }
         Bench::Nvcache(args) => nvcache::run(args),
+        Bench::Nvpages(args) => nvpages::run(args),
         Bench::Quorum(args) => quorum::run(args),
         Bench::Remotelog(common) => {
             measure(common, remotelog::figure::draw, |common, p| remotelog::run(&common, p))

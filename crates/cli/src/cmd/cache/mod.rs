@@ -4,6 +4,7 @@ mod daemon;
 mod dump;
 mod fsck;
 mod look;
+mod pages;
 mod recover;
 
 pub(super) use daemon::{Start, report, standing};

@@ -38,7 +38,7 @@ A log that was closed has nothing to recover, and a log that a daemon has open i
 the command fails and says why. Files that somebody else has changed since are not undone: what the log has for them is put beside
 them, as NAME.rem-recovered, and the status is 3, as somebody is to say which to take.")]
 pub(super) struct Args {
-    /// The log; with --from the file that it is made again in [default: the one in memory of a daemon with such copies]
+    /// The log, or the file with pages of the library; with --from the file that it is made again in [default: the one in memory of a daemon with such copies]
     #[arg(value_name = "LOG", required_unless_present = "from")]
     log: Option<PathBuf>,
     /// Take the log from its copy on these servers, whoever had it open until now
@@ -69,6 +69,12 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
             Some(into) => build(args, from, into),
             None => from_copies(args, from, log.as_deref()),
         },
+        (None, Some(log)) if super::pages::are_in(log) => {
+            if !args.dry_run {
+                refuse_strangers(log)?;
+            }
+            super::pages::run(log, &options(args), args.json)
+        }
         (None, Some(log)) => recovered(args, log, lost(log), false)?.map_or(Ok(()), Err),
         (None, None) => Err(Fail::new("name the log, or the servers that have its copy with --from")),
     }
@@ -236,14 +242,18 @@ fn write(found: &Rebuilt, path: &Path) -> Result<(), Fail> {
 /// The status where nothing is left in the log, and somebody is to decide which of two files to take.
 const UNDECIDED: u8 = 3;
 
-/// Recovers from a log. Gives what somebody has to decide still, if there is anything, where nothing is left in the log.
-fn recovered(args: &Args, log: &Path, lost: Lost, made: bool) -> Result<Option<Fail>, Fail> {
-    let bad = bad(log);
-    let options = Options {
+fn options(args: &Args) -> Options {
+    Options {
         policy: if args.skip_damage { Policy::Skip } else { Policy::Hold },
         dry: args.dry_run,
         set_aside: args.set_aside.clone(),
-    };
+    }
+}
+
+/// Recovers from a log. Gives what somebody has to decide still, if there is anything, where nothing is left in the log.
+fn recovered(args: &Args, log: &Path, lost: Lost, made: bool) -> Result<Option<Fail>, Fail> {
+    let bad = bad(log);
+    let options = options(args);
     // One that was made again of its copy says nothing of what this kernel's page cache has.
     let carry_out = |region: &Region, scan: Scan| {
         let report = match made {
@@ -429,7 +439,7 @@ fn as_json(args: &Args, log: &Path, scan: &Scan, report: &Report) -> Value {
     all
 }
 
-fn file_json(file: &FileReport) -> Value {
+pub(super) fn file_json(file: &FileReport) -> Value {
     let mut value = json!({
         "file": file.file.0,
         "path": file.path,
