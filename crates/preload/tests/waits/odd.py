@@ -257,6 +257,14 @@ os.symlink("missing", "d0/nowhere")
 for _ in range(3):
     sync()
 D0, D1 = os.open("d0", os.O_RDONLY), os.open("d1", os.O_RDONLY)
+# What the kernel refuses, where all else is right.
+os.close(os.open("d0/first", os.O_CREAT | os.O_WRONLY, 0o600))
+sync()
+for flag in [0, 1, 0x400, 0x1000, 0x800000]:
+    print("linkat", flag, call("linkat", D0, b"first", D1, b"first-%x" % flag, flag))
+for size in [24, 8, 0, 32]:
+    value = call("openat2", D0, b"second-%d" % size, struct.pack("QQQQ", os.O_CREAT | os.O_RDWR, 0o600, 0, 0), size)
+    print("openat2", size, opened(value))
 for n in range(int(sys.argv[2])):
     print(n, *one())
     del kept[:]

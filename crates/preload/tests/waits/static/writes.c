@@ -127,7 +127,7 @@ static int hidden(int file) {
     }
     dprintf(1, "ready\n");
     must(prctl(PR_SET_DUMPABLE, 0) == 0, "prctl");
-    must(pwrite(file, "behind", 6, 100) == 6, "pwrite");
+    must(pwrite(file, "behind", 6, 300) == 6, "pwrite");
     must(fsync(file) == 0, "fsync");
     dprintf(1, "done\n");
     char byte;
