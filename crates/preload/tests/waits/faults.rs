@@ -427,13 +427,6 @@ fn a_file_that_is_cut_short_as_it_is_opened_does_not_grow_again() {
     done_by_a_script("opened", ": >disk/file", |file| assert_eq!(file.len(), 0));
 }
 
-/// Somebody else's bytes, which a program under the cache has had synced with all others.
-#[test]
-fn what_is_synced_with_a_whole_file_system_is_not_undone() {
-    let write = "printf theirs | env -u LD_PRELOAD dd of=disk/file conv=notrunc status=none; sync -f disk";
-    done_by_a_script("all", write, |file| assert_eq!(file[..6], *b"theirs"));
-}
-
 /// How many files a program has made.
 fn cache_made(cache: &Cache) -> u64 {
     (0_u64..).find(|n| !cache.path(&format!("new-{n}")).exists()).expect("there is an end")
