@@ -18,6 +18,9 @@
 //! | why | anybody, and bits are only added: for good |
 //! | all others | who has the lock |
 
+use std::fs::Metadata;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use remanence_cache::words::{Word, Words};
@@ -42,6 +45,11 @@ const FILE_WORDS: usize = 24;
 pub(crate) const WORDS: usize = FILES_AT + FILES * FILE_WORDS;
 /// Bytes of it.
 pub(crate) const LEN: u64 = WORDS as u64 * 8;
+
+/// Where the segment of a log's daemon is, by what the log's file is.
+pub(crate) fn path_of(log: &Metadata) -> PathBuf {
+    format!("/dev/shm/remanence-cache-{:x}-{:x}", log.dev(), log.ino()).into()
+}
 
 /// The owner that a lock of the daemon's has.
 pub(crate) const DAEMON: u32 = 0xff_ffff;
@@ -490,6 +498,7 @@ impl File {
     const BYTES: usize = 15;
     const NAMELESS: usize = 16;
     const WITNESSED: usize = 17;
+    const SETTLED: usize = 18;
 
     fn word(self, at: usize) -> &'static AtomicU64 {
         self.0.word(self.1 + at)
@@ -627,6 +636,11 @@ impl File {
         self.set(Self::DUE, 2);
     }
 
+    /// The same of a change that is over, and nobody else's: one sync.
+    pub(crate) fn owe(self) {
+        self.set(Self::DUE, self.get(Self::DUE).max(1));
+    }
+
     /// The time of its last change that was ours, or was noted.
     pub(crate) fn changed(self) -> u64 {
         self.get(Self::CHANGED)
@@ -649,6 +663,16 @@ impl File {
 
     pub(crate) fn set_last(self, end: u64) {
         self.set(Self::LAST, end);
+    }
+
+    /// Below which index the log says that it is [settled](remanence_cache::op::Op::Settled).
+    pub(crate) fn settled(self) -> u64 {
+        self.get(Self::SETTLED)
+    }
+
+    /// The log says so durably.
+    pub(crate) fn set_settled(self, upto: u64) {
+        self.set(Self::SETTLED, upto);
     }
 
     /// Its number in the log, if it has one.

@@ -270,6 +270,11 @@ pub(crate) fn fsync(fd: i32) -> i64 {
     call(libc::SYS_fsync, [fd_of(fd)]).map_or_else(|errno| -i64::from(errno), u64::cast_signed)
 }
 
+/// Syncs the file system that a descriptor is on.
+pub(crate) fn sync_all(fd: i32) {
+    let _ = call(libc::SYS_syncfs, [fd_of(fd)]);
+}
+
 pub(crate) fn close(fd: i32) {
     let _ = call(libc::SYS_close, [fd_of(fd)]);
 }

@@ -360,6 +360,8 @@ pub struct Names {
     pub places: BTreeMap<FileId, Vec<(FileId, Vec<u8>)>>,
     /// Those of them whose directory the kernel has synced since they were changed last: they mean what they mean by now, whoever has changed them.
     pub settled: BTreeSet<(FileId, Vec<u8>)>,
+    /// Files that an entry gives a further name: they may have had others that no entry tells of.
+    pub linked: BTreeSet<FileId>,
 }
 
 /// How something is made.
@@ -415,6 +417,9 @@ impl Names {
             }
             self.changed.insert(name.clone(), when);
             self.means.insert(name, means);
+        }
+        if let Op::Link { file, .. } = *op {
+            self.linked.insert(file);
         }
         let made = match *op {
             Op::Create { mode, .. } => Made::Node { mode },

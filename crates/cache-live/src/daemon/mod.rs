@@ -121,8 +121,7 @@ pub fn of_another_size(log: &Path, has: u64, wants: u64) -> String {
 /// # Errors
 /// The log's file cannot be looked at.
 pub fn segment_of(log: &File) -> io::Result<PathBuf> {
-    let found = log.metadata()?;
-    Ok(format!("/dev/shm/remanence-cache-{:x}-{:x}", found.dev(), found.ino()).into())
+    log.metadata().map(|found| segment::path_of(&found))
 }
 
 /// Serves until `stop` can be read or somebody asks it to end. A log that was not closed is recovered first, where that needs nobody's decision. `ready` is called

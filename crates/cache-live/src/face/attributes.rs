@@ -1,5 +1,7 @@
 //! A change of what a file is besides its bytes and names: its permissions, its owners, its time. The kernel's call first, then an entry with all of these as they are, both under the
-//! file's lock. Of a file that is not absorbed it is the kernel's alone, as any change is; and so are its other attributes, whose change makes a sync due.
+//! file's lock. Of a file that is not absorbed it is the kernel's alone, as any change is.
+//!
+//! What else is changed by a path is the kernel's, and marked, so that nobody takes it for a part of what he does himself in that moment: extended attributes, a length, and all of a directory.
 
 use std::ffi::CString;
 
@@ -30,10 +32,18 @@ impl Target {
         let here = |path, is_link| Self::Path { directory: libc::AT_FDCWD, path, is_link };
         let at = |flags: u64| Self::Path { directory: a as i32, path: b, is_link: flags & no_follow != 0 };
         Some(match i64::from(call.number as u32) {
-            libc::SYS_fchmod | libc::SYS_fchown => Self::Descriptor(a as i32),
+            libc::SYS_fchmod | libc::SYS_fchown | libc::SYS_fsetxattr | libc::SYS_fremovexattr => {
+                Self::Descriptor(a as i32)
+            }
             libc::SYS_utimensat | libc::SYS_futimesat if b == 0 => Self::Descriptor(a as i32),
-            libc::SYS_chmod | libc::SYS_chown | libc::SYS_utime | libc::SYS_utimes => here(a, false),
-            libc::SYS_lchown => here(a, true),
+            libc::SYS_chmod
+            | libc::SYS_chown
+            | libc::SYS_utime
+            | libc::SYS_utimes
+            | libc::SYS_setxattr
+            | libc::SYS_removexattr
+            | libc::SYS_truncate => here(a, false),
+            libc::SYS_lchown | libc::SYS_lsetxattr | libc::SYS_lremovexattr => here(a, true),
             libc::SYS_fchmodat | libc::SYS_futimesat => at(0),
             libc::SYS_fchmodat2 | libc::SYS_utimensat => at(d),
             libc::SYS_fchownat => at(e),
@@ -57,10 +67,26 @@ impl Face {
             }
             None => return Verdict::Pass,
         };
-        let Some(stat) = Stat::of(fd).ok().filter(Stat::is_regular) else { return Verdict::Pass };
+        let Ok(stat) = Stat::of(fd) else { return Verdict::Pass };
         let Some(file) = self.segment.find(&stat.key).filter(|file| file.why() == 0) else {
             return Verdict::Pass;
         };
+        match i64::from(call.number as u32) {
+            libc::SYS_truncate if self.is_unsettled(&file) => {
+                // As before anything that goes around the log.
+                self.drain_known(file.last());
+                return self.marking(call, &stat);
+            }
+            libc::SYS_truncate
+            | libc::SYS_setxattr
+            | libc::SYS_lsetxattr
+            | libc::SYS_fsetxattr
+            | libc::SYS_removexattr
+            | libc::SYS_lremovexattr
+            | libc::SYS_fremovexattr => return self.marking(call, &stat),
+            _ if stat.is_directory() => return self.marking(call, &stat),
+            _ => {}
+        }
         let Some(me) = self.me() else { return self.marking(call, &stat) };
         match file.take(&stat.key, me.owner.number()) {
             Taken::Held => {}

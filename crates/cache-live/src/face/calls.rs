@@ -5,8 +5,10 @@
 //! | `write` and its kin, `ftruncate`, `fallocate` | the kernel's call, then an entry of the log (`change.rs`) |
 //! | `open` and its kin that make a file, `mkdir`, `unlink`, `rename`, `link` and their kin | the same, of names (`names.rs`) |
 //! | `chmod`, `chown`, `utimensat` and their kin, of a file that is absorbed | the same, of attributes (`attributes.rs`) |
+//! | `open` with `O_TRUNC`, `truncate`, of a file that is there | the kernel's, when what the log has of the file is in it; and the file is marked |
+//! | `setxattr` and its kin | the kernel's, and the file is marked |
 //! | `fsync`, `fdatasync`, of files and directories | waits for the log; or the kernel's, where something is due |
-//! | `sync`, `syncfs` | the log's, and then the kernel's |
+//! | `sync`, `syncfs` | the kernel's, when all of the log is in its files |
 //! | `mmap`, shared, of what may be written | the file's syncs are the kernel's for good |
 //! | `io_submit` | the same for the files that it writes |
 //! | `copy_file_range`, `sendfile`, cloning | the kernel's, and the file is marked |
@@ -14,8 +16,7 @@
 //! | `close`, `close_range`, `dup2`, `dup3` | are only noticed (`plain.rs`) |
 //! | `io_uring_setup` | is refused as on a kernel that lacks it, and programs do without |
 //!
-//! All else is the kernel's alone. What changes a file there (`truncate` by path, `open` with `O_TRUNC`, `setxattr`) changes its time of
-//! change, and so makes a sync due. `msync` and `sync_file_range` are the kernel's.
+//! All else is the kernel's alone. What changes a file there changes its time of change, and so makes a sync due. `msync` and `sync_file_range` are the kernel's.
 //!
 //! **What the kernel has made durable is never undone** by the replay of what is older: where a sync is the kernel's, what the log has of the file by then comes into the file
 //! first, or the log says that it is [settled](Face::settle).
@@ -31,7 +32,7 @@ use crate::segment::{File, Taken, why};
 use crate::sys::{self, Stat};
 
 /// The numbers that a hook asks [`wants`] about.
-pub const NUMBERS: [u16; 52] = [
+pub const NUMBERS: [u16; 59] = [
     libc::SYS_write as u16,
     libc::SYS_pwrite64 as u16,
     libc::SYS_writev as u16,
@@ -84,6 +85,13 @@ pub const NUMBERS: [u16; 52] = [
     libc::SYS_utimes as u16,
     libc::SYS_futimesat as u16,
     libc::SYS_utimensat as u16,
+    libc::SYS_truncate as u16,
+    libc::SYS_setxattr as u16,
+    libc::SYS_lsetxattr as u16,
+    libc::SYS_fsetxattr as u16,
+    libc::SYS_removexattr as u16,
+    libc::SYS_lremovexattr as u16,
+    libc::SYS_fremovexattr as u16,
 ];
 
 /// What no sync of the kernel's returns.
@@ -114,8 +122,8 @@ pub fn wants(call: &Syscall) -> bool {
         libc::SYS_write | libc::SYS_pwrite64 | libc::SYS_writev | libc::SYS_pwritev | libc::SYS_pwritev2 => {
             !plain::is_noted(arguments[0])
         }
-        libc::SYS_open => names::creates(arguments[1]),
-        libc::SYS_openat => names::creates(arguments[2]),
+        libc::SYS_open => names::changes(arguments[1]),
+        libc::SYS_openat => names::changes(arguments[2]),
         libc::SYS_close => {
             plain::closed(arguments[0], arguments[0]);
             false
@@ -147,9 +155,10 @@ pub fn handle(call: &Syscall) -> Verdict {
         | libc::SYS_fallocate => face.change(call, fd(0)),
         libc::SYS_fsync | libc::SYS_fdatasync => face.sync(fd(0)),
         libc::SYS_sync | libc::SYS_syncfs => {
-            // Of a log that has failed there may be nothing left to be read.
+            // What the kernel makes durable may be newer than what the log has of it. Of a log that has failed there may be nothing left to be read.
             if !face.segment.has_failed()
                 && let Some(me) = face.me()
+                && !face.drain_known(face.log.head())
             {
                 face.persist(&me, face.log.head());
             }
@@ -188,7 +197,14 @@ pub fn handle(call: &Syscall) -> Verdict {
         | libc::SYS_utime
         | libc::SYS_utimes
         | libc::SYS_futimesat
-        | libc::SYS_utimensat => face.attributes(call),
+        | libc::SYS_utimensat
+        | libc::SYS_truncate
+        | libc::SYS_setxattr
+        | libc::SYS_lsetxattr
+        | libc::SYS_fsetxattr
+        | libc::SYS_removexattr
+        | libc::SYS_lremovexattr
+        | libc::SYS_fremovexattr => face.attributes(call),
         _ => face.names(call),
     }
 }
@@ -199,6 +215,14 @@ pub fn unseen(fd: i32) {
     if let Some(face) = face() {
         face.taint();
         face.marked(fd);
+    }
+}
+
+/// The same of files that nobody can tell: nothing is left in the log that a recovery would carry out over what is changed there.
+pub fn unseen_any() {
+    if let Some(face) = face() {
+        face.taint();
+        face.drain_known(face.log.head());
     }
 }
 
@@ -239,9 +263,14 @@ impl Face {
         }
     }
 
-    /// Whether the log has something of a file that may not be in it durably, and can still say so.
+    /// Whether the log has something of a file that may not be in it durably.
+    fn is_behind(&self, file: &File) -> bool {
+        self.log.tail().max(file.settled()) < file.last()
+    }
+
+    /// Whether it has, and can still say that it is settled.
     pub(super) fn is_unsettled(&self, file: &File) -> bool {
-        self.log.tail() < file.last() && !self.segment.has_failed()
+        self.is_behind(file) && !self.segment.has_failed()
     }
 
     /// Counts what is done as a change that is under way, of a file that may have no slot: nobody begins to absorb meanwhile.
@@ -353,7 +382,7 @@ impl Face {
             },
         };
         let for_good = file.why();
-        if for_good != 0 && for_good & why::FAILED == 0 && self.log.tail() >= file.last() {
+        if for_good != 0 && for_good & why::FAILED == 0 && !self.is_behind(&file) {
             file.count_kernel(asked);
             return Verdict::Pass;
         }
@@ -404,6 +433,9 @@ impl Face {
     /// daemon does not answer, the log says so. `false`: the log is another daemon's by now, has failed, or has no room.
     pub(super) fn settle(&self, me: &Me, file: &File, fd: i32) -> bool {
         let upto = file.last();
+        if !self.is_behind(file) {
+            return self.is_tail_known(self.log.tail().min(upto));
+        }
         if self.drain(upto) {
             return self.is_tail_known(upto);
         }
@@ -415,8 +447,8 @@ impl Face {
         let appended = self.log.append(me.owner, &settled, stat.modified);
         let settled = appended.is_ok_and(|end| self.persist(me, end));
         if settled {
-            // It has none that counts.
-            file.set_last(0);
+            // It has none that counts. The daemon has still to pass them: until then it keeps the file.
+            file.set_settled(upto);
         }
         settled
     }
@@ -427,7 +459,7 @@ impl Face {
             return -i64::from(errno);
         }
         let synced = sys::fsync(fd);
-        if synced < 0 && self.log.tail() < file.last() {
+        if synced < 0 && self.is_behind(file) {
             file.fail(synced as i32);
             sys::take_trace(fd);
         }

@@ -27,7 +27,13 @@ mod change;
 mod names;
 mod plain;
 
+use std::ffi::OsStr;
+use std::fs;
 use std::mem::MaybeUninit;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 
@@ -36,7 +42,7 @@ use remanence_cache::log::Log;
 use remanence_cache::words::{Word, Words as _};
 use remanence_pmem::{PersistenceDomain, Region};
 
-pub use calls::{NUMBERS, handle, unseen, wait_changes, wants};
+pub use calls::{NUMBERS, handle, unseen, unseen_any, wait_changes, wants};
 
 use crate::medium::LogMedium;
 use crate::segment::{self, Client, File, Segment, SegmentWords};
@@ -45,6 +51,8 @@ use crate::wire::{self, Answer, Kind, Question};
 
 /// How long a question may take.
 const ASK_MS: u64 = 10_000;
+/// How long it may take where somebody has waited for the daemon in vain.
+const CALL_MS: u64 = 1000;
 /// How long a sync waits until what is older is in its file.
 const DRAIN_MS: u64 = 30_000;
 /// How long it waits for the log's copies: longer than the daemon looks for servers that it has lost.
@@ -95,10 +103,10 @@ pub(crate) struct Me {
 pub fn join(socket: &[u8]) -> Result<(), String> {
     let failed = |what: &str, errno: Errno| format!("{what}: {}", std::io::Error::from_raw_os_error(errno));
     let address = Address::new(socket).ok_or("the path of the cache's socket is too long")?;
-    let question = Question { kind: Kind::Hello, segment: 0, about: sys::process() };
-    let (answer, fds) = ask(&address, &question, None, ASK_MS)
-        .map_err(|errno| failed("the cache's daemon does not answer", errno))?;
-    let mapped = map(&answer, fds);
+    let beside = segment_beside(socket);
+    let (answer, fds) =
+        ask_first(&address, beside).map_err(|errno| failed("the cache's daemon does not answer", errno))?;
+    let mapped = map(&answer, fds, beside);
     fds.into_iter().filter(|fd| *fd >= 0).for_each(sys::close);
     if answer.error != 0 {
         return Err(failed("the cache's daemon refuses", answer.error));
@@ -112,7 +120,39 @@ pub fn join(socket: &[u8]) -> Result<(), String> {
     Ok(())
 }
 
-fn map(answer: &Answer, [segment, log]: [i32; 2]) -> Result<(Segment, Log<LogMedium, SegmentWords>), String> {
+/// The segment of the daemon whose socket is there, for who has it not from the daemon yet: by this it is known whether that is silent.
+fn segment_beside(socket: &[u8]) -> Option<Segment> {
+    let log = fs::metadata(Path::new(OsStr::from_bytes(socket.strip_suffix(b".sock")?))).ok()?;
+    let mut options = fs::File::options();
+    let options = options.read(true).write(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+    let file = options.open(segment::path_of(&log)).ok()?;
+    let found =
+        file.metadata().ok().filter(|found| found.uid() == log.uid() && found.len() == segment::LEN)?;
+    let words = found.is_file().then(|| sys::map_words(file.as_raw_fd(), segment::WORDS))?.ok()?;
+    Segment::of(words).filter(|segment| segment.is_ours())
+}
+
+/// The first question. Where somebody has waited for the daemon in vain, one asks in a second, and waits no longer, before it is heard of again: programs that a script executes one after
+/// the other wait once.
+fn ask_first(address: &Address, beside: Option<Segment>) -> Result<(Answer, [i32; 2]), Errno> {
+    let milliseconds = match beside.filter(|segment| segment.is_silent()) {
+        None => ASK_MS,
+        Some(silent) if silent.is_to_call(sys::monotonic()) => CALL_MS,
+        Some(_) => return Err(libc::ETIMEDOUT),
+    };
+    let question = Question { kind: Kind::Hello, segment: 0, about: sys::process() };
+    let asked = ask(address, &question, None, milliseconds);
+    if let (Err(libc::EAGAIN), Some(segment)) = (&asked, beside) {
+        segment.silent(sys::monotonic());
+    }
+    asked
+}
+
+fn map(
+    answer: &Answer,
+    [segment, log]: [i32; 2],
+    beside: Option<Segment>,
+) -> Result<(Segment, Log<LogMedium, SegmentWords>), String> {
     let [_, segment_len, log_len, domain, ..] = answer.values;
     let domain = PersistenceDomain::ALL
         .into_iter()
@@ -120,10 +160,13 @@ fn map(answer: &Answer, [segment, log]: [i32; 2]) -> Result<(Segment, Log<LogMed
         .filter(|_| segment >= 0 && log >= 0 && segment_len == segment::LEN)
         .ok_or("the cache's daemon is of another release")?;
     let failed = |errno| format!("mapping the cache: {}", std::io::Error::from_raw_os_error(errno));
-    let words = sys::map_words(segment, segment::WORDS).map_err(failed)?;
-    let segment =
-        Segment::of(words).filter(|segment| segment.is_ours() && segment.name() == answer.values[0]);
-    let segment = segment.ok_or("the cache's segment is of another release")?;
+    let is_it = |segment: &Segment| segment.is_ours() && segment.name() == answer.values[0];
+    let segment = match beside.filter(is_it) {
+        Some(segment) => segment,
+        None => Segment::of(sys::map_words(segment, segment::WORDS).map_err(failed)?)
+            .filter(is_it)
+            .ok_or("the cache's segment is of another release")?,
+    };
     // At least a half is the program's: it would fail for want of memory otherwise, and be none the wiser.
     if let Some(limit) = sys::address_limit().filter(|limit| log_len > limit / 2) {
         return Err(format!(

@@ -43,9 +43,12 @@ const CREATE: u64 = libc::O_CREAT as u64;
 const EXCLUSIVE: u64 = libc::O_EXCL as u64;
 /// Opens that make no file under a name, whatever else they say.
 const NAMELESS: u64 = (libc::O_PATH | libc::O_DIRECTORY) as u64;
+const TRUNCATE: u64 = libc::O_TRUNC as u64;
 const REMOVE_DIRECTORY: u64 = libc::AT_REMOVEDIR as u64;
 const NO_REPLACE: u64 = libc::RENAME_NOREPLACE as u64;
 const EXCHANGE: u64 = libc::RENAME_EXCHANGE as u64;
+/// What `linkat` takes.
+const FOLLOWS: u64 = (libc::AT_SYMLINK_FOLLOW | libc::AT_EMPTY_PATH) as u64;
 
 /// A path, as a call has it.
 #[derive(Clone, Copy, Debug)]
@@ -57,8 +60,8 @@ struct At {
 /// What a call asks for.
 #[derive(Clone, Copy, Debug)]
 enum Change {
-    /// A file is opened, and made if it is not there.
-    Create {
+    /// A file is opened, and made if it is not there, or cut short if it is.
+    Open {
         at: At,
         flags: u64,
         mode: u64,
@@ -81,6 +84,11 @@ enum Change {
         from: At,
         to: At,
     },
+    /// A file is opened, and may be made, in a way that is not logged.
+    Opened {
+        at: At,
+        flags: u64,
+    },
     /// What is not logged.
     Other {
         at: At,
@@ -88,8 +96,13 @@ enum Change {
 }
 
 /// Whether an open may make a file.
-pub(super) const fn creates(flags: u64) -> bool {
+const fn creates(flags: u64) -> bool {
     flags & CREATE != 0 && flags & NAMELESS == 0
+}
+
+/// Whether an open may make a file, or cut it short.
+pub(super) const fn changes(flags: u64) -> bool {
+    flags & (CREATE | TRUNCATE) != 0 && flags & NAMELESS == 0
 }
 
 impl Change {
@@ -99,20 +112,17 @@ impl Change {
         let here = |path| At { directory: libc::AT_FDCWD, path };
         let at = |fd: u64, path| At { directory: fd as i32, path };
         Some(match i64::from(call.number as u32) {
-            libc::SYS_open if creates(b) => Self::Create { at: here(a), flags: b, mode: c },
-            libc::SYS_openat if creates(c) => Self::Create { at: at(a, b), flags: c, mode: d },
+            libc::SYS_open if changes(b) => Self::Open { at: here(a), flags: b, mode: c },
+            libc::SYS_openat if changes(c) => Self::Open { at: at(a, b), flags: c, mode: d },
             libc::SYS_creat => {
-                let flags = CREATE | (libc::O_WRONLY | libc::O_TRUNC) as u64;
-                Self::Create { at: here(a), flags, mode: b }
+                let flags = CREATE | TRUNCATE | libc::O_WRONLY as u64;
+                Self::Open { at: here(a), flags, mode: b }
             }
-            libc::SYS_openat2 => {
-                let [flags, mode, resolve] = sys::peek::<3>(c)?;
-                match (creates(flags), resolve) {
-                    (false, _) => return None,
-                    (true, 0) => Self::Create { at: at(a, b), flags, mode },
-                    (true, _) => Self::Other { at: at(a, b) },
-                }
-            }
+            // It refuses what the others let through, and may be told where not to look.
+            libc::SYS_openat2 => match sys::peek::<1>(c)? {
+                [flags] if creates(flags) => Self::Opened { at: at(a, b), flags },
+                _ => return None,
+            },
             libc::SYS_mkdir => Self::Directory { at: here(a), mode: b },
             libc::SYS_mkdirat => Self::Directory { at: at(a, b), mode: c },
             libc::SYS_unlink => Self::Unlink { at: here(a), flags: 0 },
@@ -122,7 +132,8 @@ impl Change {
             libc::SYS_renameat => Self::Rename { from: at(a, b), to: at(c, d), flags: 0 },
             libc::SYS_renameat2 => Self::Rename { from: at(a, b), to: at(c, d), flags: e & 0xffff_ffff },
             libc::SYS_link => Self::Link { from: here(a), to: here(b) },
-            // That of a descriptor has an empty path, and is not logged.
+            // That of a descriptor has an empty path, or leads there through one of the kernel's links, and is not logged. What else there is for flags is refused.
+            libc::SYS_linkat if e & 0xffff_ffff & !FOLLOWS != 0 => return None,
             libc::SYS_linkat => Self::Link { from: at(a, b), to: at(c, d) },
             libc::SYS_symlink => Self::Other { at: here(b) },
             libc::SYS_symlinkat => Self::Other { at: at(b, c) },
@@ -134,9 +145,10 @@ impl Change {
 
     fn places(&self) -> [Option<At>; 2] {
         match *self {
-            Self::Create { at, .. }
+            Self::Open { at, .. }
             | Self::Directory { at, .. }
             | Self::Unlink { at, .. }
+            | Self::Opened { at, .. }
             | Self::Other { at } => [Some(at), None],
             Self::Rename { from, to, .. } | Self::Link { from, to } => [Some(from), Some(to)],
         }
@@ -205,18 +217,21 @@ impl Face {
     /// Carries out a call that changes names.
     pub(super) fn names(&self, call: &Syscall) -> Verdict {
         let Some(change) = Change::of(call) else { return Verdict::Pass };
-        if let Change::Create { at, flags, .. } = change {
+        if let Change::Open { at, flags, .. } = change {
             let Some(path) = sys::path(at.path).and_then(|path| CString::new(path).ok()) else {
                 return Verdict::Pass;
             };
-            // Most of them make nothing. A pipe may be waited for, by the program.
             let follows = if flags & (EXCLUSIVE | libc::O_NOFOLLOW as u64) == 0 {
                 0
             } else {
                 libc::AT_SYMLINK_NOFOLLOW
             };
-            if Stat::at(at.directory, &path, follows).is_ok() {
-                return Verdict::Pass;
+            match Stat::at(at.directory, &path, follows) {
+                Ok(stat) if stat.is_regular() => return self.open_there(call, at, flags, &stat),
+                // A pipe may be waited for, by the program.
+                Ok(_) => return Verdict::Pass,
+                Err(_) if !creates(flags) => return Verdict::Pass,
+                Err(_) => {}
             }
         }
         let wanted = change.places().into_iter().flatten().count();
@@ -237,6 +252,27 @@ impl Face {
         }
         // Looked for again: whoever takes one of them into the table from now on waits for us.
         Verdict::Return(self.unlogged(&me, || self.marking_names(call, &places)))
+    }
+
+    /// Opens a file that is there; most of these change nothing. What the log has of one that is cut short comes into it first, as that itself is not logged. And where
+    /// somebody takes the file away in that moment and another one is made, the directory has a name that nobody has seen.
+    fn open_there(&self, call: &Syscall, at: At, flags: u64, stat: &Stat) -> Verdict {
+        let directory = if creates(flags) { Place::of(at) } else { None };
+        let directory = directory.and_then(|place| self.segment.find(&place.key));
+        let cut = if flags & TRUNCATE != 0 { self.segment.find(&stat.key) } else { None };
+        if directory.is_none() && cut.is_none() {
+            return Verdict::Pass;
+        }
+        if let Some(cut) = cut.filter(|cut| self.is_unsettled(cut)) {
+            self.drain_known(cut.last());
+        }
+        cut.into_iter().for_each(File::mark);
+        let value = sys::forward(call);
+        cut.into_iter().for_each(File::mark);
+        if value >= 0 && Stat::of(value as i32).is_ok_and(|opened| opened.key != stat.key) {
+            directory.into_iter().for_each(File::mark);
+        }
+        Verdict::Return(value)
     }
 
     /// Marks the directories before and behind the kernel's call.
@@ -293,9 +329,9 @@ impl Face {
         }
         match (*change, value?) {
             // The descriptor of the directory may have been the last one that there was.
-            (Change::Create { .. }, value) if value == -i64::from(libc::EMFILE) => None,
+            (Change::Open { .. } | Change::Opened { .. }, value) if value == -i64::from(libc::EMFILE) => None,
             // And the program gets the lowest number, as some count on.
-            (Change::Create { flags, .. }, value @ 0..) => {
+            (Change::Open { flags, .. } | Change::Opened { flags, .. }, value @ 0..) => {
                 Some(sys::lowest(value as i32, flags & libc::O_CLOEXEC as u64 != 0).into())
             }
             (_, value) => Some(value),
@@ -309,7 +345,8 @@ impl Face {
         let value = done.unwrap_or_else(|| {
             self.settle_names(call, within.iter().map(|within| within.slot));
             let value = sys::forward(call);
-            within.iter().filter(|_| value >= 0).for_each(|within| within.slot.make_due());
+            // Who has its lock has done it when he gives that back: one sync behind it is enough.
+            within.iter().filter(|_| value >= 0).for_each(|within| within.slot.owe());
             value
         });
         for within in within {
@@ -334,24 +371,33 @@ impl Face {
         for directory in directories.filter(|directory| directory.last() > self.log.tail()) {
             self.drain_known(directory.last());
         }
+        // A link is made by a descriptor, too.
+        let any = |at: At| (at, libc::AT_EMPTY_PATH, 0);
         let moved = match Change::of(call) {
-            Some(Change::Rename { from, to, flags }) => [Some(from), (flags == EXCHANGE).then_some(to)],
-            Some(Change::Link { from, .. }) => [Some(from), None],
+            Some(Change::Rename { from, to, flags }) => {
+                [Some(any(from)), (flags == EXCHANGE).then_some(any(to))]
+            }
+            Some(Change::Link { from, .. }) => [Some(any(from)), None],
+            // What it has for names besides, the log may not know.
+            Some(Change::Unlink { at, flags: 0 }) => [Some((at, libc::AT_SYMLINK_NOFOLLOW, 2)), None],
             _ => return,
         };
-        for at in moved.into_iter().flatten() {
+        for (at, follows, links) in moved.into_iter().flatten() {
             let Some(path) = sys::path(at.path).and_then(|path| CString::new(path).ok()) else { continue };
-            // A link is made by a descriptor, too.
-            let Ok(stat) = Stat::at(at.directory, &path, libc::AT_EMPTY_PATH) else { continue };
+            let found = Stat::at(at.directory, &path, follows).ok();
+            let Some(stat) = found.filter(|stat| stat.links >= links) else { continue };
             let upto = match self.segment.find(&stat.key) {
                 _ if stat.is_directory() => self.log.head(),
                 Some(file) => file.last(),
                 None => 0,
             };
             if self.log.tail() < upto && !self.drain_known(upto) && stat.is_regular() {
-                let flags = (libc::O_NONBLOCK | libc::O_CLOEXEC) as u64;
-                if let Ok(fd @ 0..) = i32::try_from(sys::open(at.directory, &path, flags, 0)) {
-                    sys::fsync(Own(fd).0);
+                // By its directory: who closes a descriptor of the file gives up the locks that this process has on it.
+                let flags = (libc::O_DIRECTORY | libc::O_NONBLOCK | libc::O_CLOEXEC) as u64;
+                let place = Place::of(at);
+                let opened = place.map(|place| sys::open(at.directory, &place.parent, flags, 0));
+                if let Some(Ok(fd @ 0..)) = opened.map(i32::try_from) {
+                    sys::sync_all(Own(fd).0);
                 }
             }
         }
@@ -364,7 +410,7 @@ impl Face {
             return None;
         }
         match (*change, within) {
-            (Change::Create { flags, mode, .. }, [at]) => self.log_create(me, at, flags, mode),
+            (Change::Open { flags, mode, .. }, [at]) => self.log_create(me, at, flags, mode),
             (Change::Directory { mode, .. }, [at]) => self.log_directory(me, at, mode),
             (Change::Unlink { flags, .. }, [at]) => self.log_unlink(me, at, flags),
             (Change::Rename { flags, .. }, [from, to]) => self.log_rename(me, from, to, flags),
@@ -435,6 +481,8 @@ impl Face {
         match self.complete(reserved, &op) {
             Some(end) => {
                 file.born(stat.changed, quiet);
+                // Of a file of which the log has nothing more it knows no time that could be too early.
+                file.witness(stat.modified.0);
                 // Others may have found it, and logged what they did, before we had its lock.
                 file.set_last(end.max(file.last()));
                 at.slot.set_last(end);
@@ -706,8 +754,13 @@ mod tests {
     #[test]
     fn an_open_that_makes_no_name_is_let_through() {
         let flags = |flags: i32| creates(flags as u64);
+        let changes = |flags: i32| changes(flags as u64);
         assert!(flags(libc::O_CREAT) && flags(libc::O_CREAT | libc::O_EXCL | libc::O_WRONLY));
         assert!(!flags(libc::O_RDWR | libc::O_TRUNC) && !flags(libc::O_TMPFILE | libc::O_RDWR));
         assert!(!flags(libc::O_PATH | libc::O_CREAT));
+        assert!(changes(libc::O_TRUNC | libc::O_WRONLY) && changes(libc::O_CREAT));
+        assert!(
+            !changes(libc::O_RDWR) && !changes(libc::O_PATH | libc::O_TRUNC) && !changes(libc::O_TMPFILE)
+        );
     }
 }

@@ -54,6 +54,10 @@ pub(super) struct Finder<'a, M, F: Files> {
     found: BTreeMap<FileId, Option<Found<F::Node>>>,
     /// Why a file was not looked for any further.
     refused: BTreeMap<FileId, String>,
+    /// Files whose handles lead to nothing any more.
+    stale: BTreeSet<FileId>,
+    /// Names that have come to mean something else behind all that counts.
+    pub(super) newer: BTreeSet<(FileId, Vec<u8>)>,
     /// All names in the directories that the log knows, by inodes, as they were when this was asked for.
     listed: Option<Listed<F::Node>>,
     depth: u32,
@@ -62,7 +66,8 @@ pub(super) struct Finder<'a, M, F: Files> {
 impl<'a, M: Medium, F: Files> Finder<'a, M, F> {
     pub(super) fn new(files: &'a F, medium: &'a M, layout: Layout, names: Names) -> Self {
         let (found, refused) = (BTreeMap::new(), BTreeMap::new());
-        Self { files, medium, layout, names, found, refused, listed: None, depth: 0 }
+        let (stale, newer) = (BTreeSet::new(), BTreeSet::new());
+        Self { files, medium, layout, names, found, refused, stale, newer, listed: None, depth: 0 }
     }
 
     pub(super) fn identity(&self, file: FileId) -> Option<Identity> {
@@ -158,7 +163,10 @@ impl<'a, M: Medium, F: Files> Finder<'a, M, F> {
             return Ok(None);
         }
         match self.files.by_handle(&identity) {
-            Ok(None) => Ok(None),
+            Ok(None) => {
+                self.stale.insert(file);
+                Ok(None)
+            }
             Ok(Some((node, path))) => {
                 let about = self.files.about(&node)?;
                 if !about.is(&identity) {
@@ -271,10 +279,92 @@ impl<'a, M: Medium, F: Files> Finder<'a, M, F> {
         Ok(Some(Found { node, about, place: Some((directory.clone(), name.to_vec())) }))
     }
 
+    /// Looks which names have come to mean something else behind all that counts: the file system has kept a change whose entry the crash has taken. A file that has a name which the log
+    /// does not know of it came by that then, as all that it could have before are known, but where it was linked.
+    pub(super) fn look_for_newer(&mut self) -> io::Result<()> {
+        let mut known: BTreeMap<u64, Vec<(FileId, Identity)>> = BTreeMap::new();
+        for file in (0..self.layout.geometry.files).map(FileId) {
+            if let Some(identity) = self.identity(file) {
+                known.entry(identity.inode).or_default().push((file, identity));
+            }
+        }
+        for ((within, name), means) in self.names.means.clone() {
+            let Some(directory) = self.find(within)?.filter(|found| found.about.kind == Kind::Directory)
+            else {
+                continue;
+            };
+            let mut newer = false;
+            match (self.there(&directory.node, &name)?, means) {
+                (Some(there), means) => {
+                    for (other, identity) in known.get(&there.about.inode).into_iter().flatten() {
+                        newer |= means != Some(*other)
+                            && there.about.is(identity)
+                            && self.is_newer(*other, &there)?;
+                    }
+                }
+                (None, Some(file)) => {
+                    if let Some(found) = self.find(file)? {
+                        newer = self.is_newer(file, &found)?;
+                    }
+                }
+                (None, None) => {}
+            }
+            if newer {
+                self.newer.insert((within, name));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a file has come to where it was found behind all that counts.
+    fn is_newer(&mut self, file: FileId, found: &Found<F::Node>) -> io::Result<bool> {
+        let Some((directory, name)) = &found.place else { return Ok(false) };
+        let for_now = [false, true].map(|second| self.for_now(file, second));
+        if self.names.linked.contains(&file) || for_now.contains(name) {
+            return Ok(false);
+        }
+        let here = self.files.about(directory)?;
+        let path = self.identity(file).map(|identity| identity.path).unwrap_or_default();
+        if let Some((parent, last)) = split(&path)
+            && last == name
+            && let Some(parent) = self.files.directory(parent)?
+            && self.files.about(&parent)?.is_same(&here)
+        {
+            return Ok(false);
+        }
+        for (within, known) in self.names.places.get(&file).cloned().unwrap_or_default() {
+            if known == *name && self.find(within)?.is_some_and(|within| within.about.is_same(&here)) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// The names of a file that are to be brought about, if they are not there.
+    pub(super) fn due(&self, file: FileId) -> Vec<(FileId, Vec<u8>)> {
+        let mut due = self.names.due(file);
+        due.retain(|name| !self.newer.contains(name));
+        due
+    }
+
+    /// Whether a file has been removed behind all that counts: its handle leads to nothing, on the file system that it was on.
+    pub(super) fn is_removed(&self, file: FileId) -> io::Result<bool> {
+        let Some(identity) = self.identity(file).filter(|_| self.stale.contains(&file)) else {
+            return Ok(false);
+        };
+        let Some((parent, _)) = split(&identity.path) else { return Ok(false) };
+        let Some(parent) = self.files.directory(parent)? else { return Ok(false) };
+        let device = self.files.about(&parent)?.device;
+        // The number may be another one after a restart; then something else of the log is there.
+        Ok(device == identity.device || self.all().any(|(_, known)| known.about.device == device))
+    }
+
     /// Whether names say that a file is gone in the end: it was unlinked, or something else was put in its place.
     pub(super) fn is_gone(&self, file: FileId) -> bool {
         let means = &self.names.means;
-        if !self.names.wanted(file).is_empty() {
+        // Who was not looked for everywhere may have names that no entry tells of, but if it was made by one.
+        let is_known = self.names.made.contains_key(&file) || !self.refused.contains_key(&file);
+        if self.names.wanted(file).iter().any(|name| !is_known || !self.newer.contains(name)) {
             return false;
         }
         let named = self.names.places.contains_key(&file);

@@ -265,6 +265,7 @@ pub fn recover<F: Files>(
     for file in scan.due().iter().flat_map(|item| &item.files) {
         finder.find(*file).map_err(Error::of("looked for", finder.shown(*file)))?;
     }
+    finder.look_for_newer().map_err(Error::of("looked for", "a name".to_owned()))?;
     let (states, judged) = judge(&mut finder, &scan, &due, options)?;
     let mut report =
         Report { files: Vec::new(), names: Vec::new(), damaged: scan.damaged.clone(), outcome: None };
@@ -317,7 +318,7 @@ fn judge<M: Medium, F: Files>(
         let shown = finder.shown(*file);
         let found = finder.find(*file).map_err(Error::of("looked for", shown.clone()))?;
         let is_made = finder.names.made.contains_key(file);
-        let is_wanted = !finder.names.due(*file).is_empty();
+        let is_wanted = !finder.due(*file).is_empty();
         let state = match found {
             Some(found) if found.about.kind != Kind::File => {
                 State::Absent { why: Some("what is there is no regular file".to_owned()) }
@@ -340,7 +341,11 @@ fn judge<M: Medium, F: Files>(
                 }
             }
             None if is_made && is_wanted => State::Made,
-            None if finder.is_gone(*file) => State::Gone,
+            None if finder.is_gone(*file)
+                || finder.is_removed(*file).map_err(Error::of("looked for", shown.clone()))? =>
+            {
+                State::Gone
+            }
             None => State::Absent { why: finder.refusal(*file).map(str::to_owned) },
         };
         let may_be_set_aside = sealed.as_ref().is_none_or(|sealed| sealed.has(*file));

@@ -78,7 +78,14 @@ impl<'b, 'a, M: Medium, F: Files> Namer<'b, 'a, M, F> {
         let mut needs = Vec::new();
         let names = self.names;
         // What the kernel has synced since means what it means.
-        let due = || names.means.iter().filter(|(name, _)| !names.settled.contains(name));
+        let newer = self.finder.newer.clone();
+        let due = || {
+            let due = names.means.iter().filter(|(name, _)| !names.settled.contains(name));
+            due.filter(|(name, _)| !newer.contains(name))
+        };
+        for (directory, name) in newer.iter().filter(|name| names.means.contains_key(name)) {
+            self.tell(self.finder.shown_name(*directory, name), NameState::Left(NEWER));
+        }
         for ((directory, name), means) in due() {
             let shown = self.finder.shown_name(*directory, name);
             if !is_name(name) {
@@ -332,7 +339,7 @@ impl<'b, 'a, M: Medium, F: Files> Namer<'b, 'a, M, F> {
     fn make(&mut self, file: FileId, made: &Made, shown: &str) -> Result<Option<Found<F::Node>>, Error> {
         let bad = || Error::of("looked at", shown.to_owned());
         let mut place = None;
-        for (directory, name) in self.names.due(file) {
+        for (directory, name) in self.finder.due(file) {
             if is_name(&name) && place.is_none() {
                 place = self.have(directory)?.filter(|found| found.about.kind == Kind::Directory);
             }

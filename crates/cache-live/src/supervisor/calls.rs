@@ -7,6 +7,7 @@
 //! | the same of anything else | the program's own: it may wait for long |
 //! | `copy_file_range`, cloning, `sendfile` into a file | the face's |
 //! | `mmap`, `splice`, `io_submit`, `sync` | the face is told; the program makes it |
+//! | any of them, of a program that lets nobody look into it any more | the program makes it, when all of the log is in its files |
 //! | `execve` | the program makes it, when what was done for processes that are gone has ended |
 //!
 //! A write with a limit to files' lengths, or one without buffers (`O_DIRECT`) from several places, or from memory that nobody else may read, is the
@@ -177,7 +178,14 @@ impl Calls {
 
     /// `None`: the program may make it.
     fn of(&mut self, caller: &Caller, call: &Syscall) -> Option<Verdict> {
-        let fd = |at: usize| caller.descriptor(call.arguments[at] as i32).ok();
+        let fd = |at: usize| {
+            let own = caller.descriptor(call.arguments[at] as i32);
+            // It has forbidden that since (`PR_SET_DUMPABLE`). It goes on alone.
+            if own.as_ref().is_err_and(|why| why.raw_os_error() == Some(libc::EPERM)) {
+                face::unseen_any();
+            }
+            own.ok()
+        };
         let file = |at: usize| fd(at).filter(is_logged);
         let is_unlimited = |file: &OwnedFd| {
             let is_unlimited = caller.is_unlimited();

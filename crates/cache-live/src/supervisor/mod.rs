@@ -28,8 +28,9 @@ use std::thread::{self, Scope};
 use remanence_intercept::Verdict;
 use remanence_intercept::outside::filter::{Instruction, filter};
 use remanence_intercept::outside::{Caller, Listener, Notified, Seat, confine};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, getrlimit, pidfd_open, setrlimit};
 
 use crate::{face, sys};
 use calls::{Calls, MISSING, RULES};
@@ -245,8 +246,8 @@ fn keep(socket: &OwnedFd, daemon: &[u8], slots: Slots) -> ! {
     if server < 0 {
         end(1);
     }
-    // Whoever has started us ends without a program: so do we.
-    let Some(listener) = listener(socket) else { end(0) };
+    // Whoever has started us ends without a program: so do we. Or he waits for what the server has to say, which is gone: he hears of our end.
+    let Some(listener) = lives_until_told(socket, server).then(|| listener(socket)).flatten() else { end(0) };
     // SAFETY: it is this process' own, and nothing uses it any more.
     unsafe { libc::close(socket.as_raw_fd()) };
     loop {
@@ -270,6 +271,20 @@ fn keep(socket: &OwnedFd, daemon: &[u8], slots: Slots) -> ! {
             }
             -1 => end(1),
             _ => {}
+        }
+    }
+}
+
+/// Waits until the program is about to begin, or will not. `false`: the server has ended before.
+fn lives_until_told(socket: &OwnedFd, server: libc::pid_t) -> bool {
+    let lives = Pid::from_raw(server).and_then(|server| pidfd_open(server, PidfdFlags::empty()).ok());
+    let Some(lives) = lives else { return false };
+    loop {
+        let mut fds = [socket, &lives].map(|fd| PollFd::new(fd, PollFlags::IN));
+        match poll(&mut fds, None) {
+            Ok(_) => return !fds[0].revents().is_empty(),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(_) => return false,
         }
     }
 }

@@ -371,6 +371,62 @@ fn a_daemon_that_stands_still_is_waited_for_once() {
     cache.stop();
 }
 
+/// Neither do programs that begin meanwhile, as those of a script do. And what it has not heard of then, it passes when it goes on, also where the file is gone by then.
+#[test]
+fn a_daemon_that_stands_still_is_waited_for_by_one_that_begins() {
+    let Some(cache) = Cache::new("begins", NEVER) else { return };
+    let mut syncs = Syncs::start(&cache, "file");
+    syncs.sync_well(20);
+    assert!(cache.count("file", "absorbed") > 0, "{:?}", cache.of("file"));
+    cache.signal_daemon(Signal::STOP);
+    let begin = || {
+        let begun = std::time::Instant::now();
+        let mut command = cache.command("true");
+        assert!(command.stderr(std::process::Stdio::null()).status().expect("it runs").success());
+        begun.elapsed().as_millis()
+    };
+    let first = begin();
+    assert!((5000..30_000).contains(&first), "it waits once: {first}");
+    for _ in 0..4 {
+        let other = begin();
+        assert!(other < 3000, "nobody waits any more: {other}");
+    }
+    // Around the log: that says itself that what it has of the file is settled.
+    syncs.does("d");
+    syncs.sync_well(1);
+    fs::remove_file(cache.path("file")).expect("it is there");
+    syncs.program.end();
+    cache.signal_daemon(Signal::CONT);
+    cache.drain();
+    assert!(cache.status().contains("\"state\":\"serving\""), "{}", cache.status());
+    cache.stop();
+}
+
+/// What the log had of a file, when the machine is lost behind something that is done under the cache, and what others have synced on that disk.
+fn done_by_a_script(name: &str, script: &str, has: impl FnOnce(&[u8])) {
+    let Some((mut cache, mut disk, mut syncs)) = on_a_disk(name, |cache| Some(cache.path("image"))) else {
+        return;
+    };
+    syncs.sync_well(5);
+    let mut shell = cache.command("sh");
+    assert!(shell.args(["-ec", script]).status().expect("it runs").success());
+    // The journal of the file system has the lengths and times of all files then.
+    File::create(disk.place.join("other")).and_then(|other| other.sync_all()).expect("a disk");
+    disk.cut_off();
+    syncs.program.child.kill().expect("it runs");
+    syncs.program.child.wait().expect("it ends");
+    cache.kill_daemon();
+    disk.unmount().and_then(|()| disk.mount()).expect("it can be mounted again");
+    cache.start_again().unwrap_or_else(|why| panic!("nobody has to decide anything: {why}"));
+    has(&fs::read(disk.place.join("file")).expect("it is there"));
+    cache.stop_and_keep();
+}
+
+#[test]
+fn a_file_that_is_cut_short_as_it_is_opened_does_not_grow_again() {
+    done_by_a_script("opened", ": >disk/file", |file| assert_eq!(file.len(), 0));
+}
+
 /// How many files a program has made.
 fn cache_made(cache: &Cache) -> u64 {
     (0_u64..).find(|n| !cache.path(&format!("new-{n}")).exists()).expect("there is an end")

@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
@@ -414,5 +414,55 @@ fn without_keeper_and_server_calls_fail() {
     let status = program.child.wait().expect("it ends");
     assert!(status.success(), "{status}");
     has_records(&fs::read(cache.path("file")).expect("it is there"), 1, 9);
+    cache.stop();
+}
+
+/// As if it had been killed before anybody was told that it is ready.
+#[test]
+fn a_supervisor_that_ends_before_it_is_ready_is_not_waited_for() {
+    let Some(program) = of_c() else { return };
+    let Some(cache) = Cache::new("early", NEVER) else { return };
+    cache.signal_daemon(Signal::STOP);
+    let begun = Instant::now();
+    let mut command = cache.supervised(program);
+    let mut starts = command.args(["forever", "file", "1"]).stderr(Stdio::null()).spawn().expect("it starts");
+    let server = loop {
+        if let [_, servers] = cache.supervisors()
+            && let [server] = servers[..]
+        {
+            break server;
+        }
+        assert!(begun.elapsed().as_secs() < 8, "nobody asks to join: {:?}", cache.supervisors());
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    kill_process(server, Signal::KILL).expect("it waits for the daemon");
+    let status = starts.wait().expect("it ends");
+    assert!(!status.success() && begun.elapsed().as_secs() < 9, "{status}: {:?}", begun.elapsed());
+    cache.signal_daemon(Signal::CONT);
+    cache.stop();
+}
+
+/// What it writes then is nobody's but the kernel's, and nothing older comes back over that.
+#[test]
+fn a_program_that_lets_nobody_look_into_it_any_more() {
+    let Some(program) = of_c() else { return };
+    let Some(cache) = Cache::new("hidden", NEVER) else { return };
+    fs::write(cache.path("file"), [7; 1000]).expect("room");
+    let mut command = cache.supervised(program);
+    if rustix::process::geteuid().is_root() {
+        // Without the right by which root looks into everybody.
+        let supervised = command;
+        command = Command::new("setpriv");
+        command.args(["--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace", "--"]);
+        command.arg(supervised.get_program()).args(supervised.get_args());
+        command.current_dir(&cache.place).env("REMANENCE_CACHE", cache.socket());
+    }
+    let mut program = Talk::with(command.args(["hidden", "file", "0"]));
+    program.until("ready");
+    assert!(cache.count("file", "absorbed") > 0, "{}", cache.status());
+    program.until("done");
+    assert_eq!(fs::read(cache.path("file")).expect("it is there")[300..306], *b"behind");
+    cache.old(&["file"]).becomes_what_is_there(&cache);
+    program.end();
     cache.stop();
 }

@@ -307,3 +307,12 @@ fn servers_of_go_are_seen() {
         }
     }
 }
+
+/// Calls that programs seldom make, in directories whose syncs are absorbed: with names, flags and descriptors that the kernel refuses, too.
+#[test]
+fn odd_calls_say_the_same() {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/waits/odd.py");
+    for seed in remanence_effort::seeds(3) {
+        same("odd", &["python3"], &format!("python3 {script} {seed} 1500"));
+    }
+}

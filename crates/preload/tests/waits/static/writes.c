@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/time.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
@@ -118,6 +119,22 @@ static int count(int file, const char *path) {
     return 0;
 }
 
+/* Writes over what it has synced when nobody may look into it any more. */
+static int hidden(int file) {
+    for (int n = 0; n < 4; n++) {
+        must(pwrite(file, "before", 6, 100 * n) == 6, "pwrite");
+        must(fsync(file) == 0, "fsync");
+    }
+    dprintf(1, "ready\n");
+    must(prctl(PR_SET_DUMPABLE, 0) == 0, "prctl");
+    must(pwrite(file, "behind", 6, 300) == 6, "pwrite");
+    must(fsync(file) == 0, "fsync");
+    dprintf(1, "done\n");
+    char byte;
+    must(read(0, &byte, 1) == 0, "the end");
+    return 0;
+}
+
 int main(int argc, char **argv) {
     must(argc > 3, "what to do, a file, and a number");
     int file = open(argv[2], O_RDWR);
@@ -126,5 +143,7 @@ int main(int argc, char **argv) {
         return forever(file, strtoull(argv[3], NULL, 10));
     if (strcmp(argv[1], "append") == 0)
         return append(argv[2], atoi(argv[3]));
+    if (strcmp(argv[1], "hidden") == 0)
+        return hidden(file);
     return count(file, argv[2]);
 }
