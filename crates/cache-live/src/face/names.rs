@@ -427,9 +427,7 @@ impl Face {
         let quiet = self.segment.is_quiet() && is_new();
         match self.complete(reserved, &op) {
             Some(end) => {
-                file.born(stat.changed, quiet);
-                // Others may have found it, and logged what they did, before we had its lock.
-                file.set_last(end.max(file.last()));
+                file.born(stat.changed, quiet, end);
                 at.slot.set_last(end);
             }
             None => at.slot.make_due(),
