@@ -104,6 +104,12 @@ impl Disk {
         assert_eq!(cut, 0, "{}", std::io::Error::last_os_error());
     }
 
+    /// Nobody changes anything there until it goes on.
+    pub(crate) fn stand_still(&self, yes: bool) {
+        let how = if yes { "--freeze" } else { "--unfreeze" };
+        done(Command::new("fsfreeze").arg(how).arg(&self.place)).expect("it is mounted");
+    }
+
     /// Takes it away: nobody uses it. What the kernel had in memory of it is gone.
     pub(crate) fn unmount(&mut self) -> Result<(), String> {
         done(Command::new("umount").arg(&self.place))?;
