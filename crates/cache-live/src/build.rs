@@ -13,7 +13,8 @@ use std::path::{Component, Path, PathBuf};
 
 use remanence_cache::images::{Built, FileKey, RestoreTarget, State};
 use remanence_codec::printable;
-use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::fs::{CWD, FallocateFlags, RenameFlags, fallocate, renameat_with};
+use rustix::io::Errno;
 
 /// What the directory is called in which files are made.
 const STAGING: &str = ".rem-building";
@@ -261,6 +262,19 @@ impl RestoreTarget for Staging {
     }
 
     fn zero(&mut self, key: &FileKey, from: u64, to: u64) -> Result<(), BuildError> {
+        let name = self.name(key);
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let punched = loop {
+            match fallocate(self.file(key)?, hole, from, to.saturating_sub(from)) {
+                Err(Errno::INTR) => {}
+                other => break other,
+            }
+        };
+        match punched {
+            // There are no holes here.
+            Err(Errno::OPNOTSUPP) => {}
+            other => return other.map_err(|why| at(&name)(why.into())),
+        }
         let mut done = from;
         while done < to {
             let len = (to - done).min(CHUNK as u64);
@@ -311,8 +325,11 @@ impl RestoreTarget for Nowhere {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::os::unix::fs::MetadataExt as _;
+
     use remanence_cache::images::Meta;
+
+    use super::*;
 
     const KEY: FileKey = FileKey { device: 1, inode: 2, born: 3 };
 
@@ -348,6 +365,44 @@ mod tests {
         let given_up = make(b"x", State::GivenUp).expect("nothing is made");
         assert_eq!(given_up[0].at, None);
         assert!(!into.join(STAGING).exists());
+    }
+
+    #[test]
+    fn zeros_take_no_room() {
+        const LEN: u64 = 1 << 30;
+        let directory = tempfile::tempdir().expect("a directory");
+        let mut staging = Staging::new(directory.path()).expect("it can be written");
+        staging.write(&KEY, 5000, &[7; 9000]).expect("room");
+        staging.set_len(&KEY, LEN).expect("room");
+        staging.zero(&KEY, 6000, LEN).expect("room");
+        let made = staging.place(&[built("/a", LEN, State::Whole)]).expect("nothing else is there");
+        let file = File::open(made[0].at.as_ref().expect("it was made")).expect("it is there");
+        let mut bytes = vec![1; 20_000];
+        file.read_exact_at(&mut bytes, 0).expect("it is as long");
+        assert_eq!(bytes, [vec![0; 5000], vec![7; 1000], vec![0; 14_000]].concat());
+        let takes = file.metadata().expect("it is there").blocks() * 512;
+        assert!(takes < 1 << 20, "{takes} bytes of the disk");
+    }
+
+    /// Also where `root` recovers: as another user.
+    #[test]
+    fn a_file_that_cannot_be_given_to_its_owner_runs_as_nobody() {
+        let directory = tempfile::tempdir().expect("a directory");
+        fs::set_permissions(directory.path(), Permissions::from_mode(0o777)).expect("it is ours");
+        let made = || {
+            if rustix::process::geteuid().is_root() {
+                rustix::thread::set_thread_uid(rustix::process::Uid::from_raw(65534)).expect("root may");
+            }
+            let mut staging = Staging::new(directory.path()).expect("it can be written");
+            staging.write(&KEY, 0, b"abc").expect("room");
+            let mut file = built("/a", 3, State::Whole);
+            (file.meta.mode, file.meta.owner) = (0o106_755, [0, 0]);
+            staging.place(&[file]).expect("nothing else is there")
+        };
+        // The user is that of the thread alone.
+        let made = std::thread::scope(|scope| scope.spawn(made).join().expect("it does not panic"));
+        let mode = fs::metadata(made[0].at.as_ref().expect("it was made")).expect("it is there").mode();
+        assert_eq!(mode & 0o7777, 0o755);
     }
 
     #[test]

@@ -685,13 +685,15 @@ impl File {
         self.1
     }
 
-    /// It was just made by who has its lock, whose entry says so, and nobody else has been at it: all of it is in the log. `changed`: its time of change behind its
-    /// making; `quiet`: nobody was at anything without a slot since then.
-    pub(crate) fn born(self, changed: u64, quiet: bool) {
+    /// It was just made by who has its lock, whose entry says so; where nobody else has been at it, all of it is in the log. `changed`: its time of change behind its
+    /// making; `quiet`: nobody was at anything without a slot since then; `end`: the index behind its entry. Others may have found it before we had its lock: what they have logged of it is behind
+    /// that entry, whose place was reserved before there was a file, and counts.
+    pub(crate) fn born(self, changed: u64, quiet: bool, end: u64) {
         let untouched = changed == self.changed() && self.get(Self::MARKS) == self.get(Self::SEEN);
         if quiet && untouched && self.last() == 0 {
             self.set(Self::DUE, 0);
         }
+        self.set_last(end.max(self.last()));
     }
 
     /// It has lost its last name, and the log says so below this index.
@@ -801,10 +803,10 @@ impl Words for SegmentWords {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    fn segment() -> Segment {
+    pub(crate) fn segment() -> Segment {
         let words: Vec<AtomicU64> = (0..WORDS).map(|_| AtomicU64::new(0)).collect();
         let segment = Segment::of(words.leak()).expect("enough words");
         segment.make(7, 4);
@@ -878,6 +880,22 @@ mod tests {
         file.note(102);
         file.synced(file.before_sync(), true, 102);
         assert!(!file.is_absorbed(), "for good");
+    }
+
+    #[test]
+    fn what_others_have_logged_of_a_file_before_its_maker_said_so_counts() {
+        let segment = segment();
+        let file = |inode| segment.file(segment.insert(&key(inode), &FIRST).expect("room"));
+        let alone = file(1);
+        alone.born(100, true, 40);
+        assert!(alone.is_absorbed() && alone.last() == 40);
+        let shared = file(2);
+        // Somebody has synced it, and written to it since.
+        shared.synced(shared.before_sync(), true, 100);
+        shared.set_changed(101);
+        shared.set_last(57);
+        shared.born(100, true, 40);
+        assert_eq!(shared.last(), 57, "a sync has to wait for that");
     }
 
     #[test]

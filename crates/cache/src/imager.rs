@@ -48,6 +48,84 @@ struct Known {
     leaves: bool,
 }
 
+impl Known {
+    const fn of(len: u64) -> Self {
+        Self { len, scan: None, again: false, told: false, renamed: false, leaves: false }
+    }
+
+    /// What there is to be sent of it, if there is anything.
+    const fn due(&self) -> Due {
+        if self.leaves {
+            Due::Leaving
+        } else if self.renamed {
+            Due::Renamed
+        } else if self.scan.is_none() {
+            Due::Nothing
+        } else if self.len <= WAITED || !self.told {
+            Due::Waited
+        } else {
+            Due::Scanned
+        }
+    }
+}
+
+/// What there is to be sent of a file, the most urgent first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Due {
+    /// That it is given up.
+    Leaving,
+    /// What it is called, or its attributes.
+    Renamed,
+    /// Pieces, for which somebody waits.
+    Waited,
+    /// Pieces, while syncs go on.
+    Scanned,
+    Nothing,
+}
+
+/// The files that are known, and those of them first of which there is something to be sent: nobody looks for these among all.
+#[derive(Default, Debug)]
+struct Files {
+    known: BTreeMap<FileKey, Known>,
+    due: BTreeSet<(Due, FileKey)>,
+}
+
+impl Files {
+    fn get(&self, key: &FileKey) -> Option<&Known> {
+        self.known.get(key)
+    }
+
+    /// Changes what is known of a file. `None`: it is not known.
+    fn change<T>(&mut self, key: &FileKey, change: impl FnOnce(&mut Known) -> T) -> Option<T> {
+        let known = self.known.get_mut(key)?;
+        let before = known.due();
+        let done = change(known);
+        let after = known.due();
+        if before != after {
+            self.due.remove(&(before, *key));
+            if after != Due::Nothing {
+                self.due.insert((after, *key));
+            }
+        }
+        Some(done)
+    }
+
+    fn add(&mut self, key: FileKey, len: u64) {
+        self.known.entry(key).or_insert(Known::of(len));
+    }
+
+    fn remove(&mut self, key: &FileKey) {
+        if let Some(known) = self.known.remove(key) {
+            self.due.remove(&(known.due(), *key));
+        }
+    }
+
+    /// What is to be sent first.
+    fn first(&self) -> Option<(Due, FileKey)> {
+        self.due.first().copied()
+    }
+}
+
 /// What is known when a record is durable.
 #[derive(Clone, Copy, Debug)]
 struct Progress {
@@ -59,7 +137,7 @@ struct Progress {
 #[derive(Debug)]
 pub struct Imager {
     keeper: Keeper,
-    known: BTreeMap<FileKey, Known>,
+    files: Files,
     gone: BTreeSet<FileKey>,
     /// Bytes that all images may take.
     room: u64,
@@ -72,8 +150,8 @@ impl Imager {
     /// One of servers that have room for so many bytes of images, and as much again to move them.
     #[must_use]
     pub fn new(room: u64) -> Self {
-        let (keeper, known, gone) = (Keeper::default(), BTreeMap::new(), BTreeSet::new());
-        Self { keeper, known, gone, room, progress: None, cleaned: false }
+        let (keeper, files, gone) = (Keeper::default(), Files::default(), BTreeSet::new());
+        Self { keeper, files, gone, room, progress: None, cleaned: false }
     }
 
     /// What is on the servers.
@@ -104,38 +182,29 @@ impl Imager {
     /// A file of so many bytes is new, or was changed without that being logged.
     pub fn stale(&mut self, key: FileKey, len: u64) {
         self.gone.remove(&key);
-        let known = self.known.entry(key).or_insert(Known {
-            len,
-            scan: None,
-            again: false,
-            told: false,
-            renamed: false,
-            leaves: false,
+        self.files.add(key, len);
+        self.files.change(&key, |known| {
+            (known.len, known.told) = (len, false);
+            match known.scan {
+                Some(next) if next > 0 => known.again = true,
+                _ => known.scan = Some(0),
+            }
         });
-        (known.len, known.told) = (len, false);
-        match known.scan {
-            Some(next) if next > 0 => known.again = true,
-            _ => known.scan = Some(0),
-        }
     }
 
     /// A file has another name, or other attributes.
     pub fn renamed(&mut self, key: &FileKey) {
-        if let Some(known) = self.known.get_mut(key) {
-            known.renamed = true;
-        }
+        self.files.change(key, |known| known.renamed = true);
     }
 
     /// Nothing of a file is to be kept: it cannot be read.
     pub fn give_up(&mut self, key: &FileKey) {
-        if let Some(known) = self.known.get_mut(key) {
-            known.leaves = true;
-        }
+        self.files.change(key, |known| known.leaves = true);
     }
 
     /// A file has no name any more.
     pub fn gone(&mut self, key: FileKey) {
-        self.known.remove(&key);
+        self.files.remove(&key);
         if self.keeper.get(&key).is_some() {
             self.gone.insert(key);
         }
@@ -144,18 +213,17 @@ impl Imager {
     /// Whether there is something to be sent that somebody waits for.
     #[must_use]
     pub fn is_waited_for(&self) -> bool {
-        !self.gone.is_empty() || self.known.values().any(Known::is_waited_for)
+        !self.gone.is_empty() || self.files.first().is_some_and(|(due, _)| due <= Due::Waited)
     }
 
     /// What is done next, with so many pieces at most.
     pub fn next(&mut self, most: usize, room: Room) -> Option<Step> {
         self.progress = None;
         if self.keeper.size() > self.room
-            && self.known.values().all(|known| !known.leaves)
+            && self.files.first().is_none_or(|(due, _)| due != Due::Leaving)
             && let Some(largest) = self.keeper.images().max_by_key(|image| image.size())
-            && let Some(known) = self.known.get_mut(&largest.meta().key)
         {
-            known.leaves = true;
+            self.files.change(&largest.meta().key, |known| known.leaves = true);
         }
         self.cleaned = match room {
             Room::Enough => false,
@@ -167,25 +235,24 @@ impl Imager {
         {
             return Some(step);
         }
-        let of = |wanted: fn(&Known) -> bool| {
-            self.known.iter().find(|(_, known)| wanted(known)).map(|(key, _)| *key)
+        let next = match (self.files.first(), self.gone.first()) {
+            // A name that another file has taken goes when it is the other's.
+            (Some((Due::Leaving | Due::Renamed, key)), _) => Some(Step::Read(key, Vec::new(), false)),
+            (_, Some(key)) => Some(Step::Gone(*key)),
+            (Some((_, key)), None) => self
+                .files
+                .get(&key)
+                .and_then(|known| known.scan)
+                .map(|next| Step::Read(key, (next..next.saturating_add(most as u32)).collect(), true)),
+            (None, None) => None,
         };
-        // A name that another file has taken goes when it is the other's.
-        let named = of(|known| known.renamed || known.leaves).map(|key| Step::Read(key, Vec::new(), false));
-        let gone = || self.gone.first().map(|key| Step::Gone(*key));
-        let scanned = || {
-            let key = of(Known::is_waited_for).or_else(|| of(|known| known.scan.is_some()))?;
-            let next = self.known.get(&key)?.scan?;
-            Some(Step::Read(key, (next..next.saturating_add(most as u32)).collect(), true))
-        };
-        let next = named.or_else(gone).or_else(scanned);
         next.or_else(|| if room == Room::Low { self.clean(most) } else { None })
     }
 
     fn clean(&self, most: usize) -> Option<Step> {
         let (key, pieces) = self.keeper.oldest(most)?;
         // Of a file that is known no more nothing can be read.
-        Some(if self.known.contains_key(&key) { Step::Read(key, pieces, false) } else { Step::Gone(key) })
+        Some(if self.files.get(&key).is_some() { Step::Read(key, pieces, false) } else { Step::Gone(key) })
     }
 
     /// The record of a step, if there has to be one. What was read is `meta`, whose state does not count, and pieces, none of which is behind the file's end. All groups
@@ -201,20 +268,22 @@ impl Imager {
         let (key, asked, scans) = match (step, &read) {
             (Step::Read(key, asked, scans), Some(_)) => (*key, asked, *scans),
             (Step::Read(key, ..) | Step::Gone(key), _) => {
-                self.known.remove(key);
+                self.files.remove(key);
                 self.gone.insert(*key);
                 self.progress = Some(Progress { key: *key, scan: None });
                 return Some(images::gone(layout, tail, key));
             }
         };
         let (mut meta, pieces) = read?;
-        let known = self.known.get_mut(&key)?;
-        known.len = meta.len;
+        let is_too_long = meta.len > images::FILE_MAX;
+        let known = self.files.change(&key, |known| {
+            known.len = meta.len;
+            known.leaves |= is_too_long;
+            *known
+        })?;
         let image = self.keeper.get(&key);
         let was = image.map(|image| image.meta().state);
-        if meta.len > images::FILE_MAX {
-            (known.leaves, meta.len) = (true, images::FILE_MAX);
-        }
+        meta.len = meta.len.min(images::FILE_MAX);
         let count = count_of(meta.len);
         // With what it has already.
         let needs = (u64::from(count) + 1) * (images::PIECE as u64 + 64);
@@ -265,14 +334,9 @@ impl Imager {
     pub fn done(&mut self) {
         let Some(Progress { key, scan }) = self.progress.take() else { return };
         self.gone.remove(&key);
-        let Some(known) = self.known.get_mut(&key) else { return };
-        known.scan = if scan.is_none() && std::mem::take(&mut known.again) { Some(0) } else { scan };
-        (known.renamed, known.leaves, known.told) = (false, false, true);
-    }
-}
-
-impl Known {
-    fn is_waited_for(&self) -> bool {
-        self.renamed || self.leaves || self.scan.is_some() && (self.len <= WAITED || !self.told)
+        self.files.change(&key, |known| {
+            known.scan = if scan.is_none() && std::mem::take(&mut known.again) { Some(0) } else { scan };
+            (known.renamed, known.leaves, known.told) = (false, false, true);
+        });
     }
 }

@@ -15,6 +15,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hasher as _};
+use std::ops::Range;
 
 use remanence_codec::{Malformed, Reader, Writer};
 
@@ -101,6 +102,12 @@ const _: () = assert!(pieces_of(RECORD_MIN, 4096) >= 4);
 #[must_use]
 pub const fn count_of(len: u64) -> u32 {
     len.div_ceil(PIECE as u64) as u32
+}
+
+/// The pieces that have some bytes from one offset up to another.
+fn pieces_in(from: u64, to: u64) -> Range<u32> {
+    let to = count_of(to.min(FILE_MAX));
+    ((from.min(FILE_MAX) / PIECE as u64) as u32).min(to)..to
 }
 
 /// What tells a piece from what it was.
@@ -420,12 +427,15 @@ impl Keeper {
                 (len, len)
             }
             Op::Allocate { mode, offset, len, .. } if mode & ZEROES != 0 => {
-                (offset, offset.saturating_add(len).min(image.meta.len))
+                // One that is not there is zeros already, or comes with a scan: the range may be longer than anybody has pieces of.
+                for piece in image.pieces.range_mut(pieces_in(offset, offset.saturating_add(len))) {
+                    piece.1.digest = None;
+                }
+                (0, 0)
             }
             _ => (0, 0),
         };
-        let pieces = (from.min(FILE_MAX) / PIECE as u64) as u32..count_of(to.min(FILE_MAX));
-        for at in pieces {
+        for at in pieces_in(from, to) {
             match image.pieces.get_mut(&at) {
                 Some(piece) => piece.digest = None,
                 None => {
@@ -543,6 +553,8 @@ pub fn is_image(record: &[u8]) -> bool {
 pub struct Builder {
     names: Names,
     files: BTreeMap<FileKey, Built>,
+    /// Of each path, the files whose name it is still.
+    named: BTreeMap<Vec<u8>, BTreeSet<FileKey>>,
     /// Changes of names below were carried out.
     renamed: u64,
 }
@@ -580,6 +592,7 @@ impl Builder {
             }
             GONE => {
                 let key = key(&mut bytes).map_err(ImageError::from)?;
+                self.loses_name(&key);
                 self.files.remove(&key);
                 place.discard(&key).map_err(BuildError::Target)?;
             }
@@ -611,15 +624,46 @@ impl Builder {
             // What is cut off first is not there any more if the file is longer again.
             place.set_len(&key, meta.len)?;
             for (number, bytes) in pieces {
-                place.write(&key, u64::from(*number) * PIECE as u64, bytes)?;
+                let from = u64::from(*number) * PIECE as u64;
+                let to = (from + bytes.len() as u64).min(meta.len);
+                if from < to && bytes.iter().all(|byte| *byte == 0) {
+                    place.zero(&key, from, to)?;
+                } else {
+                    place.write(&key, from, bytes)?;
+                }
             }
         }
-        // It has taken the name of whatever had it.
-        for had in self.files.values_mut().filter(|had| had.meta.path == meta.path) {
-            had.named = false;
-        }
+        self.loses_name(&key);
+        self.takes_name(key, &meta.path);
         self.files.insert(key, Built::new(meta));
         Ok(())
+    }
+
+    /// A name is another file's from now on.
+    fn takes_name(&mut self, key: FileKey, path: &[u8]) {
+        self.is_free(path);
+        self.named.insert(path.to_vec(), BTreeSet::from([key]));
+    }
+
+    /// A name is nobody's any more.
+    fn is_free(&mut self, path: &[u8]) {
+        for key in self.named.remove(path).unwrap_or_default() {
+            if let Some(had) = self.files.get_mut(&key) {
+                had.named = false;
+            }
+        }
+    }
+
+    /// A file has no name any more.
+    fn loses_name(&mut self, key: &FileKey) {
+        let Some(file) = self.files.get_mut(key).filter(|file| file.named) else { return };
+        file.named = false;
+        if let Some(files) = self.named.get_mut(&file.meta.path) {
+            files.remove(key);
+            if files.is_empty() {
+                self.named.remove(&file.meta.path);
+            }
+        }
     }
 
     fn group<P: RestoreTarget>(&mut self, entry: &Entry, op: &Op<'_>, place: &mut P) -> Result<(), P::Error> {
@@ -630,6 +674,7 @@ impl Builder {
         }
         // Its image may come later, and may lack a piece that only groups have made.
         let file = self.files.entry(key).or_insert_with(|| {
+            self.named.entry(path.clone()).or_default().insert(key);
             let meta = Meta { key, state: State::Building, at: 0, len: 0, mode: 0, owner: [0; 2], path };
             Built { meta, named: true, told: false }
         });
@@ -666,10 +711,12 @@ impl Builder {
         self.renamed = entry.end();
         for (name, file) in meanings.into_iter().flatten() {
             let Some(path) = self.names.path(&name) else { continue };
-            for had in self.files.values_mut().filter(|had| had.meta.path == path) {
-                had.named = false;
+            self.is_free(&path);
+            let key = file.and_then(|file| self.names.key(file)).filter(|key| self.files.contains_key(key));
+            if let Some(key) = key {
+                self.loses_name(&key);
+                self.takes_name(key, &path);
             }
-            let key = file.and_then(|file| self.names.key(file));
             if let Some(file) = key.and_then(|key| self.files.get_mut(&key)) {
                 (file.meta.path, file.named) = (path, true);
             }

@@ -352,7 +352,8 @@ pub enum Policy {
 pub struct Names {
     /// Of each directory and name that changed, what it means.
     pub means: BTreeMap<(FileId, Vec<u8>), Option<FileId>>,
-    /// What is to be made if it is not there: its first change was lost, and all others are in the log.
+    /// What is to be made if it is not there: its first change was lost, and all others are in the log. Of what the kernel has synced since it was made that is not so: it was there, and
+    /// what is not found was moved to where nothing is logged.
     pub made: BTreeMap<FileId, Made>,
     /// When each of those names was changed last.
     pub changed: BTreeMap<(FileId, Vec<u8>), Mtime>,
@@ -426,7 +427,9 @@ impl Names {
             Op::Symlink { target, .. } => Made::Symlink { target: target.to_vec() },
             _ => return,
         };
-        self.made.insert(op.file(), made);
+        if settled.get(&op.file()).is_none_or(|upto| entry.first >= *upto) {
+            self.made.insert(op.file(), made);
+        }
     }
 }
 

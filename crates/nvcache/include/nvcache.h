@@ -43,17 +43,24 @@ struct nv_options {
  */
 int nvinit(const char *log, const struct nv_options *options);
 
-/* Closes all descriptors, brings all into the files, closes the log. If a disk does not take it, the log keeps it. */
+/*
+ * Waits for the calls of other threads that are under way, closes all descriptors, brings all into the files, closes the log. If a disk
+ * does not take it, the log keeps it.
+ */
 int nvshutdown(void);
 
 /*
- * As open(2): O_RDONLY, O_WRONLY, O_RDWR, O_APPEND, O_CREAT, O_EXCL, O_TRUNC, O_SYNC, O_DSYNC; regular files only. mode is always
- * to be given, and counts with O_CREAT. The file is locked (flock) until its last descriptor is closed: EBUSY where another
+ * As open(2): O_RDONLY, O_WRONLY, O_RDWR, O_APPEND, O_CREAT, O_EXCL, O_TRUNC, O_SYNC, O_DSYNC, O_NOFOLLOW; O_CLOEXEC, O_NOCTTY,
+ * O_NONBLOCK and O_LARGEFILE change nothing, and others are refused (EINVAL). Regular files only. mode is always to be given, and
+ * counts with O_CREAT. The file is locked (flock) until its last descriptor is closed: EBUSY where another
  * program, or somebody's lock, has it. The number is no other descriptor's of the process, and read(2) and write(2) refuse it.
  */
 int nvopen(const char *path, int flags, mode_t mode);
 
-/* With its last descriptor a file has all that was written to it, durably, and others may open it. */
+/*
+ * With its last descriptor a file has all that was written to it, durably, and others may open it: calls of other threads on it that are
+ * under way are waited for. close(2) in its place closes nothing here but the number, which nvclose still takes.
+ */
 int nvclose(int nvd);
 
 /* Another descriptor with the same position. */

@@ -1,7 +1,11 @@
 //! The functions that C programs call: `nvcache.h`, in `include`, says what each does. They convert, call the cache, and convert back.
 //!
 //! A process has one cache here. A descriptor is a number that no other descriptor of the process has, as it is one of the system: by itself it can neither be read nor
-//! written (`O_PATH`), so a program that takes `read` or `write` for `nvread` or `nvwrite` is told (EBADF), and goes past no log.
+//! written (`O_PATH`), so a program that takes `read` or `write` for `nvread` or `nvwrite` is told (EBADF), and goes past no log. One that takes `close` for `nvclose` has given the number
+//! back to the system, which may have another file by it: that is never closed here.
+//!
+//! **A call that is under way** has what it needs lent to it. Who closes the last descriptor of a file, or ends the cache, waits until all calls have given that back, as what they write is to be in the file
+//! when it returns; each of them has an end, which is the cache's patience.
 //!
 //! The promise of this room: pointers are those of the C program, which the header has it keep valid for the length of the call; what it writes is copied
 //! once before anything is done with it, as its other threads may change it meanwhile.
@@ -11,16 +15,18 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_uint, c_void};
 use std::io::SeekFrom;
-use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::ops::Deref;
+use std::os::fd::{AsRawFd as _, IntoRawFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, LazyLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, SystemTime};
 
 use rustix::fs::{CWD, Mode, OFlags};
 
+use crate::events::{Events, Waiter};
 use crate::forks;
 use crate::{Cache, Error, File, OpenOptions, Options, Stat};
 
@@ -47,16 +53,79 @@ pub const NV_PAGES: c_uint = 2;
 /// `NV_DIRECT`: they are read from their files and written to them by `O_DIRECT`.
 pub const NV_DIRECT: c_uint = 4;
 
+/// What was lent is given back by one call.
+static GIVEN_BACK: LazyLock<Events> = LazyLock::new(Events::default);
+
+/// What somebody has until this is dropped, which those hear who wait for it.
+struct Lent<T>(Option<T>);
+
+impl<T> Deref for Lent<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        self.0.as_ref().expect("it is there until it is dropped")
+    }
+}
+
+impl<T> Drop for Lent<T> {
+    fn drop(&mut self) {
+        self.0 = None;
+        GIVEN_BACK.happened();
+    }
+}
+
+/// Waits until nobody else has it.
+fn wait_alone<T>(lent: &Arc<T>) {
+    let mut waiter: Option<Waiter<'_>> = None;
+    while Arc::strong_count(lent) > 1 {
+        match &mut waiter {
+            // It is looked at once more, now that nothing that happens is missed.
+            None => waiter = Some(GIVEN_BACK.waiter()),
+            Some(waiter) => drop(waiter.wait(None)),
+        }
+    }
+}
+
 /// A descriptor: the file, and the number that stands for it.
 struct Descriptor {
-    file: Arc<File>,
+    file: Lent<Arc<File>>,
     place: OwnedFd,
+}
+
+impl Descriptor {
+    /// Gives its number back, unless the program has done so by `close`: it may be another file's by now.
+    fn freed(self) -> Lent<Arc<File>> {
+        let Self { file, place } = self;
+        let is_path = rustix::fs::fcntl_getfl(&place).is_ok_and(|flags| flags.contains(OFlags::PATH));
+        let is_same = match (rustix::fs::fstat(&place), rustix::fs::fstat(file.system())) {
+            (Ok(one), Ok(other)) => (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino),
+            _ => false,
+        };
+        if !is_path || !is_same {
+            let _ = place.into_raw_fd();
+        }
+        file
+    }
 }
 
 /// What the process has.
 struct Library {
     cache: Cache,
     open: BTreeMap<c_int, Descriptor>,
+}
+
+/// Closes a file of which a descriptor was taken out of those that are open; unless one of these is of the same.
+fn close(mut file: Lent<Arc<File>>, is_shared: bool) -> Result<(), Error> {
+    if is_shared {
+        return Ok(());
+    }
+    wait_alone(&file);
+    file.0.take().and_then(Arc::into_inner).map_or(Ok(()), File::close)
+}
+
+/// Whether there is another descriptor of a file.
+fn is_shared(open: &BTreeMap<c_int, Descriptor>, file: &Arc<File>) -> bool {
+    open.values().any(|other| Arc::ptr_eq(&other.file, file))
 }
 
 static LIBRARY: RwLock<Option<Library>> = RwLock::new(None);
@@ -109,26 +178,43 @@ unsafe fn path_at<'a>(path: *const c_char) -> Result<&'a Path, Error> {
     Ok(Path::new(OsStr::from_bytes(unsafe { CStr::from_ptr(path) }.to_bytes())))
 }
 
-fn cache() -> Result<Cache, Error> {
-    library()?.as_ref().map(|library| library.cache.clone()).ok_or(Error::BadDescriptor)
+fn cache() -> Result<Lent<Cache>, Error> {
+    let cache = library()?.as_ref().map(|library| library.cache.clone());
+    cache.map(|cache| Lent(Some(cache))).ok_or(Error::BadDescriptor)
 }
 
-fn file(number: c_int) -> Result<Arc<File>, Error> {
+fn file(number: c_int) -> Result<Lent<Arc<File>>, Error> {
     let library = library()?;
     let found = library.as_ref().and_then(|library| library.open.get(&number));
-    found.map(|found| found.file.clone()).ok_or(Error::BadDescriptor)
+    found.map(|found| Lent(Some(Arc::clone(&found.file)))).ok_or(Error::BadDescriptor)
 }
 
-/// Gives a file a number.
-fn numbered(file: Arc<File>) -> Result<c_int, Error> {
+/// Gives a file a number; a further one if it has one.
+fn numbered(file: Lent<Arc<File>>, has: Option<c_int>) -> Result<c_int, Error> {
     let there = format!("/proc/self/fd/{}", file.system().as_raw_fd());
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let place = rustix::fs::openat(CWD, there, flags, Mode::empty());
     let place = place.map_err(|why| Error::system("a descriptor", "had")(why.into()))?;
     let number = place.as_raw_fd();
-    let mut library = library_mut()?;
-    let library = library.as_mut().ok_or(Error::Closed)?;
-    library.open.insert(number, Descriptor { file, place });
+    let replaced = {
+        let mut library = library_mut()?;
+        let open = &mut library.as_mut().ok_or(Error::Closed)?.open;
+        let is_closed = |has| open.get(&has).is_none_or(|other| !Arc::ptr_eq(&other.file, &file));
+        // Somebody else has closed it meanwhile, and waits for us.
+        if has.is_some_and(is_closed) {
+            return Err(Error::BadDescriptor);
+        }
+        open.insert(number, Descriptor { file, place }).map(|Descriptor { file, place }| {
+            // That number was closed by `close`, and is the new one's by now.
+            let _ = place.into_raw_fd();
+            let is_shared = is_shared(open, &file);
+            (file, is_shared)
+        })
+    };
+    if let Some((file, is_shared)) = replaced {
+        // Who has closed it so has not asked.
+        let _ = close(file, is_shared);
+    }
     Ok(number)
 }
 
@@ -149,7 +235,7 @@ pub unsafe extern "C" fn nvinit(log: *const c_char, options: *const NvOptions) -
             return Err(Error::Argument("nv_options.size is not that of this release"));
         }
         // SAFETY: it is as long.
-        Ok(with(usual, &unsafe { options.read() }))
+        with(usual, &unsafe { options.read() })
     });
     given(asked.and_then(|options| {
         let mut library = library_mut()?;
@@ -163,7 +249,10 @@ pub unsafe extern "C" fn nvinit(log: *const c_char, options: *const NvOptions) -
     }))
 }
 
-fn with(mut options: Options, asked: &NvOptions) -> Options {
+fn with(mut options: Options, asked: &NvOptions) -> Result<Options, Error> {
+    if asked.flags & !(NV_STRICT | NV_PAGES | NV_DIRECT) != 0 {
+        return Err(Error::Argument("nv_options.flags has a flag that this release does not know"));
+    }
     if asked.flags & NV_PAGES != 0 {
         options = options.in_pages();
     }
@@ -176,7 +265,7 @@ fn with(mut options: Options, asked: &NvOptions) -> Options {
     if asked.patience_ms > 0 {
         options = options.patience(Duration::from_millis(asked.patience_ms.into()));
     }
-    options.strict(asked.flags & NV_STRICT != 0).direct(asked.flags & NV_DIRECT != 0)
+    Ok(options.strict(asked.flags & NV_STRICT != 0).direct(asked.flags & NV_DIRECT != 0))
 }
 
 /// `int nvshutdown(void)`
@@ -188,21 +277,18 @@ pub extern "C" fn nvshutdown() -> c_int {
         PROCESS.store(NOBODY, Ordering::Release);
         Ok(taken)
     });
-    given(taken.and_then(|Library { cache, open }| {
+    given(taken.and_then(|Library { cache, mut open }| {
         let mut outcome = Ok(());
-        for (_, descriptor) in open {
-            let closed = close(descriptor);
+        while let Some((_, descriptor)) = open.pop_first() {
+            let file = descriptor.freed();
+            let is_shared = is_shared(&open, &file);
+            let closed = close(file, is_shared);
             outcome = outcome.and(closed);
         }
+        wait_alone(&cache.0);
         let ended = cache.close();
         outcome.and(ended).map(|()| 0)
     }))
-}
-
-/// Closes a descriptor; where another thread is in a call on it, or it has a duplicate, the last of them closes the file.
-fn close(Descriptor { file, place }: Descriptor) -> Result<(), Error> {
-    drop(place);
-    Arc::into_inner(file).map_or(Ok(()), File::close)
 }
 
 /// `int nvopen(const char *path, int flags, mode_t mode)`
@@ -215,9 +301,21 @@ pub unsafe extern "C" fn nvopen(path: *const c_char, flags: c_int, mode: libc::m
     let path = unsafe { path_at(path) };
     given(path.and_then(|path| {
         let options = opened_by(flags)?.mode(mode & 0o7777);
-        numbered(Arc::new(cache()?.open_file(path, &options)?))
+        numbered(Lent(Some(Arc::new(cache()?.open_file(path, &options)?))), None)
     }))
 }
+
+/// Flags that say something here.
+const KNOWN: c_int = libc::O_ACCMODE
+    | libc::O_APPEND
+    | libc::O_CREAT
+    | libc::O_EXCL
+    | libc::O_TRUNC
+    | libc::O_SYNC
+    | libc::O_DSYNC
+    | libc::O_NOFOLLOW;
+/// Those with which a regular file is opened as without them, and `O_LARGEFILE`, which is 0 where the library says it.
+const HARMLESS: c_int = libc::O_CLOEXEC | libc::O_NOCTTY | libc::O_NONBLOCK | 0o100_000;
 
 fn opened_by(flags: c_int) -> Result<OpenOptions, Error> {
     if flags & (libc::O_PATH | libc::O_DIRECTORY | libc::O_TMPFILE) != 0 {
@@ -225,14 +323,21 @@ fn opened_by(flags: c_int) -> Result<OpenOptions, Error> {
     }
     let has = |flag| flags & flag == flag;
     let access = flags & libc::O_ACCMODE;
+    if flags & !(KNOWN | HARMLESS) != 0 || access == libc::O_ACCMODE {
+        return Err(Error::Argument("nvopen does not know one of these flags, or not in this mode"));
+    }
     let writes = access == libc::O_WRONLY || access == libc::O_RDWR;
+    if has(libc::O_TRUNC) && !writes {
+        return Err(Error::Argument("a file that is cut short is opened for writing"));
+    }
     Ok(OpenOptions::new()
         .read(access == libc::O_RDONLY || access == libc::O_RDWR)
         .write(writes)
         .append(writes && has(libc::O_APPEND))
-        .truncate(writes && has(libc::O_TRUNC))
+        .truncate(has(libc::O_TRUNC))
         .create(has(libc::O_CREAT))
         .create_new(has(libc::O_CREAT) && has(libc::O_EXCL))
+        .no_follow(has(libc::O_NOFOLLOW))
         .sync(has(libc::O_DSYNC)))
 }
 
@@ -240,16 +345,18 @@ fn opened_by(flags: c_int) -> Result<OpenOptions, Error> {
 #[unsafe(no_mangle)]
 pub extern "C" fn nvclose(number: c_int) -> c_int {
     let taken = library_mut().and_then(|mut library| {
-        let found = library.as_mut().and_then(|library| library.open.remove(&number));
-        found.ok_or(Error::BadDescriptor)
+        let open = library.as_mut().map(|library| &mut library.open).ok_or(Error::BadDescriptor)?;
+        let file = open.remove(&number).ok_or(Error::BadDescriptor)?.freed();
+        let is_shared = is_shared(open, &file);
+        Ok((file, is_shared))
     });
-    given(taken.and_then(close).map(|()| 0))
+    given(taken.and_then(|(file, is_shared)| close(file, is_shared)).map(|()| 0))
 }
 
 /// `int nvdup(int nvd)`
 #[unsafe(no_mangle)]
 pub extern "C" fn nvdup(number: c_int) -> c_int {
-    given(file(number).and_then(numbered))
+    given(file(number).and_then(|file| numbered(file, Some(number))))
 }
 
 /// What a C program reads into.

@@ -39,6 +39,9 @@ const PATCHES: usize = 64;
 /// So many descriptors of pages are looked at in one step of the read cache.
 const SCAN: usize = 512;
 
+/// Bytes of memory that the description of a page takes, or of an entry.
+const DESCRIBED: u64 = 256;
+
 /// Which failures what was acknowledged survives.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Survival {
@@ -108,6 +111,7 @@ impl Cache {
     }
 
     fn over_log(path: PathBuf, process: u64, options: &Options) -> Result<Running, Error> {
+        allowed(options)?;
         let (region, promise, recovered) = opened(&path, options)?;
         let failed = |source: OpenError| Error::Open { log: path.clone(), source };
         let log = Log::start(region.clone(), LocalWords::default(), promise).map_err(failed)?;
@@ -272,6 +276,26 @@ impl Cache {
     }
 }
 
+/// Refuses what no log or no memory is large enough for, before anything is made.
+fn allowed(options: &Options) -> Result<(), Error> {
+    let entries = options.entries.unwrap_or(ENTRIES);
+    if !Geometry::usual(entries).is_fair() {
+        return Err(Error::Argument("no log has as many entries: name a smaller size"));
+    }
+    // What is not told is not known.
+    let told = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let total = told.lines().find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB"));
+    let has = total.and_then(|total| total.parse::<u64>().ok()).map_or(u64::MAX, |total| total << 10);
+    let pages = options.pages as u64;
+    let takes = pages.saturating_mul(PAGE as u64 + DESCRIBED).saturating_add(2 * entries * DESCRIBED);
+    if takes > has {
+        return Err(Error::Argument(
+            "it would take more memory than this machine has: name less, or a smaller log",
+        ));
+    }
+    Ok(())
+}
+
 /// What keeps changes, and the thread that brings them into their files.
 pub(crate) type Running = (Arc<dyn Engine>, JoinHandle<()>);
 
@@ -399,11 +423,17 @@ fn open_system(path: &Path, options: &OpenOptions) -> Result<(SystemFile, bool),
     let mut open = SystemFile::options();
     // What is no regular file must not hold us, nor become our terminal.
     open.read(true).write(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY);
-    let made = match fs::metadata(path) {
+    let found = if options.no_follow {
+        open.custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_NOFOLLOW);
+        fs::symlink_metadata(path)
+    } else {
+        fs::metadata(path)
+    };
+    let refused = |what, errno| Err(bad(what)(io::Error::from_raw_os_error(errno)));
+    let made = match found {
+        Ok(_) if options.create_new => return refused("made", libc::EEXIST),
+        Ok(found) if found.is_symlink() => return refused("opened", libc::ELOOP),
         Ok(found) if !found.is_file() => return Err(Error::NotRegular { path: path.to_owned() }),
-        Ok(_) if options.create_new => {
-            return Err(bad("made")(io::Error::from_raw_os_error(libc::EEXIST)));
-        }
         Ok(_) => false,
         Err(why) if why.kind() == io::ErrorKind::NotFound && (options.create || options.create_new) => {
             open.create(true).create_new(options.create_new).mode(options.mode.unwrap_or(0o666));
@@ -414,9 +444,7 @@ fn open_system(path: &Path, options: &OpenOptions) -> Result<(SystemFile, bool),
     let (file, writes) = match open.open(path) {
         Ok(file) => (file, true),
         Err(why) if !options.writes() && !made && is_read_only(&why) => {
-            let mut open = SystemFile::options();
-            open.read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY);
-            (open.open(path).map_err(bad("opened"))?, false)
+            (open.write(false).open(path).map_err(bad("opened"))?, false)
         }
         Err(why) => return Err(bad("opened")(why)),
     };

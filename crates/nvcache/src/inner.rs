@@ -33,7 +33,7 @@ use crate::error::Error;
 use crate::events::{Events, Waiter};
 use crate::forks;
 use crate::inode::Inode;
-use crate::room::{Failure, Refusal, Room};
+use crate::room::{Failure, Refusal, Room, Turn};
 
 /// All entries are of this process, which has the log alone.
 pub(crate) const ME: Owner = Owner::new(1);
@@ -479,13 +479,12 @@ impl Inner {
         let mut patient = Patient::new(self);
         let mut turn = None;
         let outcome = loop {
-            if turn.is_none() && op.is_some() && self.room.is_queued() {
-                // Nobody waits for a turn with pages that another one may need in his.
+            if turn.is_none() && op.is_some() && self.room.is_taken() {
+                // Nobody waits with pages that another one may need in his turn.
                 self.reads.give_up(access);
                 self.events.happened();
-                match self.room.turn(self.patience) {
-                    Ok(now) => turn = Some(now),
-                    Err(refusal) => break Err(self.refused(refusal)),
+                if let Err(refusal) = self.room.wait_turn(self.patience) {
+                    break Err(self.refused(refusal));
                 }
             }
             let step = match self.reads.step(access) {
@@ -557,12 +556,12 @@ impl Inner {
         Ok(reserved.first()..reserved.end())
     }
 
-    /// Waits for room, in one's turn.
-    fn make_room<'a>(&'a self, until: u64, turn: &mut Option<crate::room::Turn<'a>>) -> Result<(), Error> {
+    /// Waits for room, if it is one's turn; else somebody else does, and is waited for.
+    fn make_room<'a>(&'a self, until: u64, turn: &mut Option<Turn<'a>>) -> Result<(), Error> {
         if turn.is_none() {
-            *turn = Some(self.room.turn(self.patience).map_err(|refusal| self.refused(refusal))?);
+            *turn = self.room.turn();
         }
-        self.wait_tail(until)
+        if turn.is_some() { self.wait_tail(until) } else { Ok(()) }
     }
 
     /// Has what is due to pages come into their files, as it keeps their places.

@@ -71,7 +71,7 @@ impl Options {
         self
     }
 
-    /// Bytes of a log that is made, 128 MiB if nothing is said, and 64 entries of 4 KiB at least. Of pages some 4.5 MB are for names of files, and a sixteenth
+    /// Bytes of a log that is made, 128 MiB if nothing is said, 64 entries of 4 KiB at least, and 2^32 at most. Of pages some 4.5 MB are for names of files, and a sixteenth
     /// is for the redo log; there are 64 at least. What is there has to have this size.
     #[must_use]
     pub fn size(mut self, bytes: u64) -> Self {
@@ -81,7 +81,8 @@ impl Options {
     }
 
     /// Bytes of file content that are kept in memory, 64 MiB if nothing is said, and 16 pages at least. Beside these there are some hundred bytes for
-    /// each page, and for each entry of the log. Where there are pages in place of a log it says nothing.
+    /// each page, and for each entry of the log: a cache that would take more in all than the machine has is not opened. Where there are pages in place
+    /// of a log it says nothing.
     #[must_use]
     pub fn memory(mut self, bytes: usize) -> Self {
         self.pages = (bytes / crate::PAGE).max(16);
@@ -124,6 +125,7 @@ pub struct OpenOptions {
     pub(crate) create: bool,
     pub(crate) create_new: bool,
     pub(crate) sync: bool,
+    pub(crate) no_follow: bool,
     pub(crate) mode: Option<u32>,
 }
 
@@ -180,6 +182,13 @@ impl OpenOptions {
     #[must_use]
     pub const fn sync(mut self, yes: bool) -> Self {
         self.sync = yes;
+        self
+    }
+
+    /// It is refused if the last name of its path is a symbolic link, as with `O_NOFOLLOW`.
+    #[must_use]
+    pub const fn no_follow(mut self, yes: bool) -> Self {
+        self.no_follow = yes;
         self
     }
 

@@ -4,10 +4,10 @@
 //! the disk has failed; and when the disk has taken nothing for as long as the cache's patience, all who wait are told that, and whoever comes next at once, until
 //! something is freed.
 //!
-//! **Turns.** While the log is full, whoever wants to append does so one after the other: a long write could else wait for ever beside short ones, which take each place that
-//! becomes free.
+//! **Turns.** Who finds the log full, and nobody else who waits for room, has the turn until he has appended, and nobody appends meanwhile: a long write could else wait for ever beside short ones, which take each
+//! place that becomes free. With the turn all go on at once. They do not queue for it: beside a log that is full now and then each of them would wait for another one all the time.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -37,8 +37,6 @@ pub(crate) struct State {
     /// The cleaner's thread is to end.
     pub(crate) ends: bool,
     pub(crate) failure: Option<Failure>,
-    /// Somebody has the turn.
-    turn: bool,
     waiting: u32,
     /// When something was freed, or somebody began to wait.
     moved: Instant,
@@ -50,8 +48,8 @@ pub(crate) struct State {
 pub(crate) struct Room {
     state: Mutex<State>,
     changed: Condvar,
-    /// How many have the turn or wait for it.
-    queued: AtomicU32,
+    /// Somebody has the turn.
+    turn: AtomicBool,
     /// 1 more than the file of the failure, [`LOG`] if that is the log's, and 0 without one: to be looked at before each change.
     failing: AtomicU32,
 }
@@ -61,19 +59,12 @@ const LOG: u32 = u32::MAX;
 
 impl Room {
     pub(crate) fn new() -> Self {
-        let state = State {
-            wanted: 0,
-            ends: false,
-            failure: None,
-            turn: false,
-            waiting: 0,
-            moved: Instant::now(),
-            stuck: false,
-        };
+        let state =
+            State { wanted: 0, ends: false, failure: None, waiting: 0, moved: Instant::now(), stuck: false };
         Self {
             state: Mutex::new(state),
             changed: Condvar::new(),
-            queued: AtomicU32::new(0),
+            turn: AtomicBool::new(false),
             failing: AtomicU32::new(0),
         }
     }
@@ -178,24 +169,19 @@ impl Room {
         failure.filter(|failure| failure.file.is_none_or(|failed| failed == file))
     }
 
-    /// Whether somebody waits for room, so that others queue behind.
-    pub(crate) fn is_queued(&self) -> bool {
-        self.queued.load(Ordering::SeqCst) > 0
+    /// Whether somebody has the turn, so that nobody else appends.
+    pub(crate) fn is_taken(&self) -> bool {
+        self.turn.load(Ordering::SeqCst)
     }
 
-    /// Queues, until it is one's turn.
-    pub(crate) fn turn(&self, patience: Duration) -> Result<Turn<'_>, Refusal> {
-        self.queued.fetch_add(1, Ordering::SeqCst);
-        match self.wait(patience, |state| !state.turn) {
-            Ok(mut state) => {
-                state.turn = true;
-                Ok(Turn(self))
-            }
-            Err(refusal) => {
-                self.queued.fetch_sub(1, Ordering::SeqCst);
-                Err(refusal)
-            }
-        }
+    /// The turn, if nobody has it.
+    pub(crate) fn turn(&self) -> Option<Turn<'_>> {
+        (!self.turn.swap(true, Ordering::SeqCst)).then(|| Turn(self))
+    }
+
+    /// Waits until nobody has the turn.
+    pub(crate) fn wait_turn(&self, patience: Duration) -> Result<(), Refusal> {
+        self.wait(patience, |_| !self.is_taken()).map(drop)
     }
 }
 
@@ -205,8 +191,11 @@ pub(crate) struct Turn<'a>(&'a Room);
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        self.0.state().turn = false;
-        self.0.queued.fetch_sub(1, Ordering::SeqCst);
+        {
+            // Who looks at it has the state: he sees this, or is woken.
+            let _state = self.0.state();
+            self.0.turn.store(false, Ordering::SeqCst);
+        }
         self.0.changed.notify_all();
     }
 }
@@ -247,17 +236,25 @@ mod tests {
     }
 
     #[test]
-    fn one_has_the_turn_and_the_others_queue() {
+    fn one_has_the_turn_and_then_all_others_go_on_at_once() {
         let room = Room::new();
-        let turn = room.turn(LONG).expect("nobody has it");
-        assert!(matches!(room.turn(SHORT), Err(Refusal::Stuck)));
-        assert!(room.is_queued());
+        assert!(room.wait_turn(SHORT).is_ok());
+        let turn = room.turn().expect("nobody has it");
+        assert!(room.is_taken() && room.turn().is_none());
+        assert!(matches!(room.wait_turn(SHORT), Err(Refusal::Stuck)));
         room.freed();
+        // None of them goes on only when another one has done so.
+        let all = std::sync::Barrier::new(3);
         std::thread::scope(|scope| {
-            let next = scope.spawn(|| room.turn(LONG).map(drop).is_ok());
+            let wait = || {
+                let waited = room.wait_turn(LONG).is_ok();
+                all.wait();
+                waited
+            };
+            let others = [0; 3].map(|_| scope.spawn(wait));
             drop(turn);
-            assert!(next.join().expect("it does not panic"));
+            assert!(others.into_iter().all(|other| other.join().expect("it does not panic")));
         });
-        assert!(!room.is_queued());
+        assert!(!room.is_taken() && room.turn().is_some());
     }
 }

@@ -384,13 +384,9 @@ impl Copy {
             self.make_room(shared)?;
         }
         let Some(imaging) = &mut self.imaging else { return Ok(false) };
-        // Before it is taken what is new: who asks behind that is looked at in the next turn.
-        let asked = self.segment.asked_to_look();
-        let fresh = std::mem::take(&mut *shared.fresh.lock().unwrap_or_else(PoisonError::into_inner));
-        for (key, file) in fresh {
-            imaging.fresh(&key, file);
-        }
-        imaging.look(self.segment, asked);
+        imaging.take(self.segment, || {
+            std::mem::take(&mut *shared.fresh.lock().unwrap_or_else(PoisonError::into_inner))
+        });
         let is_full = self.bytes > 2 * imaging.imager.room();
         // What is in no file yet is drained first.
         let is_held = self.kept.front().is_some_and(|kept| kept.upto > self.log.tail());

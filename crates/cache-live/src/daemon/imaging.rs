@@ -27,6 +27,8 @@ const PIECES: usize = 16;
 const TURNS: usize = 8;
 /// How long its lock is waited for then.
 const LOCK_MS: u64 = 20;
+/// A change within so many nanoseconds behind another one may leave the same time of change.
+const TICK_NS: u64 = 10_000_000;
 /// Files that a status lists.
 const LISTED: usize = 50;
 
@@ -69,6 +71,13 @@ struct Own {
     file: File,
     /// How often the kernel had synced it when it was looked at last.
     counted: Option<u64>,
+    /// Its time of change up to which all of it is logged, or was scanned: so it is told, of one that the table has forgotten, whether that was changed since. 0: it is not known.
+    changed: u64,
+}
+
+/// A time of change that a file had behind `now`, if whatever is changed later leaves another one; else 0.
+const fn told_by(changed: u64, now: u64) -> u64 {
+    if changed.saturating_add(TICK_NS) < now { changed } else { 0 }
 }
 
 pub(super) struct Imaging {
@@ -155,28 +164,34 @@ impl Imaging {
         Ok(())
     }
 
-    /// A file was taken into the table.
-    pub(super) fn fresh(&mut self, key: &segment::Key, file: File) {
-        self.known(key_of(key), file);
+    fn known(&mut self, key: FileKey, file: File) {
+        let now = sys::since_1970();
+        let (len, changed) = Stat::of(file.as_raw_fd()).map_or((0, 0), |found| (found.size, found.changed));
+        self.files.insert(key, Own { file, counted: None, changed: told_by(changed, now) });
+        self.imager.stale(key, len);
     }
 
-    fn known(&mut self, key: FileKey, file: File) {
-        let len = file.metadata().map_or(0, |found| found.len());
-        self.files.insert(key, Own { file, counted: None });
-        self.imager.stale(key, len);
+    /// Takes what is new, and looks at all files, if somebody had asked for that before: who asks behind that is looked at in the next turn, as his file may have come since.
+    pub(super) fn take(&mut self, segment: Segment, fresh: impl FnOnce() -> Vec<(segment::Key, File)>) {
+        let asked = segment.asked_to_look();
+        for (key, file) in fresh() {
+            self.known(key_of(&key), file);
+        }
+        self.look(segment, asked);
     }
 
     /// Looks at all files, if somebody has asked for that and nobody is being served yet: which have no name any more, another one, or were synced by the
     /// kernel. `asked`: what had been asked for before it was told which files are new.
-    pub(super) fn look(&mut self, segment: Segment, asked: u64) {
+    fn look(&mut self, segment: Segment, asked: u64) {
         if self.looking.is_some() || asked == self.looked {
             return;
         }
         self.looking = Some(asked);
+        let now = sys::since_1970();
         let mut gone = Vec::new();
         for (key, own) in &mut self.files {
-            let Ok(found) = own.file.metadata() else { continue };
-            if found.nlink() == 0 {
+            let Ok(found) = Stat::of(own.file.as_raw_fd()) else { continue };
+            if found.links == 0 {
                 gone.push(*key);
                 continue;
             }
@@ -184,15 +199,22 @@ impl Imaging {
             let path = path_of(&own.file);
             let is_renamed = said.is_some_and(|said| {
                 path.is_some_and(|path| path != said.path)
-                    || (said.mode, said.owner) != (found.mode(), [found.uid(), found.gid()])
+                    || (said.mode, said.owner) != (found.mode, [found.user, found.group])
             });
             if is_renamed {
                 self.imager.renamed(key);
             }
-            let counted = segment.find(&place_of(key)).map(|file| file.counts()[1]);
-            if counted.is_some() && counted != own.counted {
+            let slot = segment.find(&place_of(key));
+            let counted = slot.map(|slot| slot.counts()[1]);
+            // Of one that the table has forgotten nobody counts what the kernel syncs.
+            let is_stale = if slot.is_some() { counted != own.counted } else { found.changed != own.changed };
+            let is_logged = slot.is_some_and(|slot| slot.is_absorbed() && slot.changed() == found.changed);
+            if is_stale {
                 own.counted = counted;
-                self.imager.stale(*key, found.len());
+                self.imager.stale(*key, found.size);
+            }
+            if is_stale || is_logged {
+                own.changed = told_by(found.changed, now);
             }
         }
         for key in gone {
@@ -324,5 +346,140 @@ pub(super) const fn name_of(state: State) -> &'static str {
         State::Whole => "whole",
         State::Stale => "stale",
         State::GivenUp => "given-up",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::ffi::OsStrExt as _;
+    use std::path::Path;
+
+    use remanence_cache::format::{Geometry, Layout};
+    use remanence_cache::images;
+    use remanence_pmem::layout::Uuid;
+
+    use super::*;
+    use crate::segment::tests::segment;
+
+    const GEOMETRY: Geometry = Geometry { entries: 64, slot: 512, files: 8, path_max: 64 };
+    const LAYOUT: Layout = Layout { uuid: Uuid([3; 16]), geometry: GEOMETRY, salt: 1 };
+
+    /// A file, its images, and what the servers have of them.
+    struct Bench {
+        directory: tempfile::TempDir,
+        segment: Segment,
+        imaging: Imaging,
+        records: u64,
+    }
+
+    impl Bench {
+        fn new() -> Self {
+            let directory = tempfile::tempdir().expect("a directory");
+            fs::write(directory.path().join("f"), "one").expect("room");
+            Self { directory, segment: segment(), imaging: Imaging::new(1 << 30), records: 0 }
+        }
+
+        fn file(&self) -> Vec<(segment::Key, File)> {
+            let file = File::open(self.directory.path().join("f")).expect("it is there");
+            vec![(Stat::of(file.as_raw_fd()).expect("it is open").key, file)]
+        }
+
+        /// Sends all that there is to be sent; how many records that are.
+        fn send(&mut self) -> u64 {
+            let before = self.records;
+            while let Some(step) = self.imaging.imager.next(PIECES, Room::Enough) {
+                let read = match &step {
+                    Step::Read(key, pieces, _) => {
+                        let own = &self.imaging.files[key];
+                        Some(self.imaging.read_now(own, key, pieces).expect("it can be read"))
+                    }
+                    Step::Gone(_) => None,
+                };
+                if let Some(record) = self.imaging.imager.record(&LAYOUT, 64, &step, read) {
+                    self.imaging.imager.recorded(self.records, &record).expect("it is one of ours");
+                    self.imaging.imager.done();
+                    self.records += 1;
+                }
+            }
+            self.records - before
+        }
+
+        /// Looks at all files; whether there was one to be read once more.
+        fn look(&mut self) -> bool {
+            let asked = self.segment.ask_to_look();
+            self.imaging.take(self.segment, Vec::new);
+            let is_stale = self.imaging.imager.is_waited_for();
+            self.send();
+            self.imaging.serve(self.segment);
+            assert_eq!(self.imaging.looked, asked, "nobody waits any more");
+            is_stale
+        }
+    }
+
+    #[test]
+    fn who_asks_when_it_was_taken_what_is_new_is_answered_when_his_file_has_its_image() {
+        let mut bench = Bench::new();
+        let segment = bench.segment;
+        bench.imaging.take(segment, || {
+            let none = Vec::new();
+            segment.ask_to_look();
+            none
+        });
+        bench.imaging.serve(segment);
+        assert_eq!(bench.imaging.looked, 0, "his file may be new");
+        let file = bench.file();
+        bench.imaging.take(segment, || file);
+        bench.imaging.serve(segment);
+        assert_eq!(bench.imaging.looked, 0, "it has no image");
+        assert_eq!(bench.send(), 1);
+        bench.imaging.serve(segment);
+        assert_eq!(bench.imaging.looked, 1);
+    }
+
+    #[test]
+    fn what_the_kernel_syncs_of_a_file_that_the_table_has_forgotten_is_sent() {
+        let mut bench = Bench::new();
+        let file = bench.file();
+        bench.imaging.take(bench.segment, || file);
+        bench.send();
+        // Until a change would leave another time, it may be one that nobody has seen.
+        while bench.look() {
+            sys::yield_now();
+        }
+        assert!(!bench.look(), "nothing has changed");
+        fs::write(bench.directory.path().join("f"), "two").expect("it is there");
+        let before = bench.records;
+        assert!(bench.look() && bench.records == before + 1, "somebody has changed it, and synced that");
+    }
+
+    #[test]
+    fn an_image_is_given_up_only_where_its_file_system_is_there() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let device = directory.path().metadata().expect("it is there").dev();
+        let find = |device, path: &Path| {
+            let mut imaging = Imaging::new(1 << 30);
+            let key = FileKey { device, inode: u64::MAX, born: 1 };
+            let (path, owner) = (path.as_os_str().as_bytes().to_vec(), [0; 2]);
+            let meta = Meta { key, state: State::Whole, at: 0, len: 0, mode: 0o100_600, owner, path };
+            let record = images::record(&LAYOUT, 64, &meta, &[]);
+            imaging.imager.recorded(0, &record).expect("it is one of ours");
+            let found = imaging.find(true);
+            (found, imaging.imager.next(1, Room::Enough))
+        };
+        let path = directory.path().join("gone");
+        let is_given_up = |(found, next): (Result<(), String>, Option<Step>)| {
+            found.is_ok() && matches!(next, Some(Step::Gone(_)))
+        };
+        assert!(is_given_up(find(device, &path)));
+        assert!(is_given_up(find(device, &path.join("below"))));
+        let long = directory.path().join("n".repeat(300));
+        for (device, path) in [(device + 1, &path), (device, &long)] {
+            let (found, next) = find(device, path);
+            let why = found.expect_err("it may be there");
+            assert!(why.contains("cannot be told") && next.is_none(), "{why}");
+        }
+        fs::write(&path, "another file").expect("room");
+        assert!(is_given_up(find(device, &path)));
     }
 }

@@ -23,6 +23,8 @@ const ROOM_MS: u64 = 5000;
 
 /// How old the last time is that the log has durably of a file which is changed: a half of [`GRACE`](remanence_cache::recovery::GRACE).
 const WITNESS_NS: u64 = 1_000_000_000;
+/// How often that is said on a disk that takes longer, before the log has no need of it.
+const WITNESSES: usize = 3;
 
 const RWF_DSYNC: u64 = 2;
 const RWF_SYNC: u64 = 4;
@@ -282,7 +284,10 @@ impl Face {
             made.arguments[5] &= !(RWF_DSYNC | RWF_SYNC);
             owes = Owes::Sync;
         }
-        self.witness(me, file);
+        if !self.witness(me, file) && self.is_unsettled(file) {
+            // Then there is nothing that a recovery could take somebody else's change for a reason to keep from it.
+            self.settle(me, file, fd);
+        }
         let cut = self.cut_first(me, file, change, &now);
         let value = sys::forward(&made);
         if cut && value < 0 {
@@ -342,17 +347,22 @@ impl Face {
     }
 
     /// Before a file is changed, and somewhat before its time can be one that the log does not explain: the log says durably that it may be changed by us from now on. The loss of the machine can
-    /// take the entry of a change that has come to the disk, and a recovery would take that for somebody else's.
-    fn witness(&self, me: &Me, file: &File) {
-        let now = sys::since_1970();
-        if now < file.witnessed().saturating_add(WITNESS_NS) {
-            return;
-        }
-        let witness = Op::Settled { file: FileId(file.id()), upto: 0 };
-        let appended = self.log.append(me.owner, &witness, Mtime(now));
-        if appended.is_ok_and(|end| self.persist(me, end)) {
+    /// take the entry of a change that has come to the disk, and a recovery would take that for somebody else's. Where that takes the log's disk longer than it is good for, it is said
+    /// once more. `false`: it was not said in time.
+    fn witness(&self, me: &Me, file: &File) -> bool {
+        for _ in 0..WITNESSES {
+            let now = sys::since_1970();
+            if now < file.witnessed().saturating_add(WITNESS_NS) {
+                return true;
+            }
+            let witness = Op::Settled { file: FileId(file.id()), upto: 0 };
+            let appended = self.log.append(me.owner, &witness, Mtime(now));
+            if !appended.is_ok_and(|end| self.persist(me, end)) {
+                return false;
+            }
             file.witness(now);
         }
+        sys::since_1970() < file.witnessed().saturating_add(WITNESS_NS)
     }
 
     /// A file that is cut short, of which the log has something: that is said durably before it is done, and after everything before it. The file system makes a length durable when it likes, and a

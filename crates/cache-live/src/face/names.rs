@@ -257,7 +257,7 @@ impl Face {
     /// Opens a file that is there; most of these change nothing. What the log has of one that is cut short comes into it first, as that itself is not logged. And where
     /// somebody takes the file away in that moment and another one is made, the directory has a name that nobody has seen.
     fn open_there(&self, call: &Syscall, at: At, flags: u64, stat: &Stat) -> Verdict {
-        let directory = if creates(flags) { Place::of(at) } else { None };
+        let directory = if creates(flags) { DirectoryEntry::of(at) } else { None };
         let directory = directory.and_then(|place| self.segment.find(&place.key));
         let cut = if flags & TRUNCATE != 0 { self.segment.find(&stat.key) } else { None };
         if directory.is_none() && cut.is_none() {
@@ -394,7 +394,7 @@ impl Face {
             if self.log.tail() < upto && !self.drain_known(upto) && stat.is_regular() {
                 // By its directory: who closes a descriptor of the file gives up the locks that this process has on it.
                 let flags = (libc::O_DIRECTORY | libc::O_NONBLOCK | libc::O_CLOEXEC) as u64;
-                let place = Place::of(at);
+                let place = DirectoryEntry::of(at);
                 let opened = place.map(|place| sys::open(at.directory, &place.parent, flags, 0));
                 if let Some(Ok(fd @ 0..)) = opened.map(i32::try_from) {
                     sys::sync_all(Own(fd).0);
@@ -480,11 +480,10 @@ impl Face {
         let quiet = self.segment.is_quiet() && is_new();
         match self.complete(reserved, &op) {
             Some(end) => {
-                file.born(stat.changed, quiet);
+                // Others may have found it, and logged what they did, before we had its lock.
+                file.born(stat.changed, quiet, end);
                 // Of a file of which the log has nothing more it knows no time that could be too early.
                 file.witness(stat.modified.0);
-                // Others may have found it, and logged what they did, before we had its lock.
-                file.set_last(end.max(file.last()));
                 at.slot.set_last(end);
             }
             None => at.slot.make_due(),

@@ -84,11 +84,11 @@ pub trait Files {
     /// It cannot be looked at.
     fn named(&self, directory: &Self::Node, name: &[u8]) -> io::Result<Option<Self::Node>>;
 
-    /// All names in a directory, each with the number of the inode that has it. Nothing, of one that nobody may read.
+    /// Tells each name in a directory, with the number of the inode that has it. Nothing, of one that nobody may read.
     ///
     /// # Errors
     /// It cannot be read.
-    fn list(&self, directory: &Self::Node) -> io::Result<Vec<(u64, Vec<u8>)>>;
+    fn list(&self, directory: &Self::Node, told: &mut dyn FnMut(u64, &[u8])) -> io::Result<()>;
 
     /// What is known of a file.
     ///

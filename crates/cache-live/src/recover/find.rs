@@ -58,7 +58,7 @@ pub(super) struct Finder<'a, M, F: Files> {
     stale: BTreeSet<FileId>,
     /// Names that have come to mean something else behind all that counts.
     pub(super) newer: BTreeSet<(FileId, Vec<u8>)>,
-    /// All names in the directories that the log knows, by inodes, as they were when this was asked for.
+    /// The names in the directories that the log knows, by inodes, as they were when this was asked for: those of inodes that files of the log had.
     listed: Option<Listed<F::Node>>,
     depth: u32,
 }
@@ -193,8 +193,9 @@ impl<'a, M: Medium, F: Files> Finder<'a, M, F> {
         if self.listed.is_none() {
             // Of who asks meanwhile nothing is known yet.
             self.listed = Some(BTreeMap::new());
-            let mut directories = Vec::new();
+            let (mut directories, mut inodes) = (Vec::new(), BTreeSet::new());
             for known in (0..self.layout.geometry.files).filter_map(|file| self.identity(FileId(file))) {
+                inodes.insert(known.inode);
                 // One that cannot be looked at is no reason to recover nothing.
                 if let Ok(Some(node)) = self.files.directory(&known.path)
                     && self.files.about(&node).is_ok_and(|about| about.is(&known))
@@ -209,9 +210,12 @@ impl<'a, M: Medium, F: Files> Finder<'a, M, F> {
             }
             let mut listed = Listed::new();
             for directory in directories {
-                for (inode, name) in self.files.list(&directory)? {
-                    listed.entry(inode).or_default().push((directory.clone(), name));
-                }
+                // There may be more of them than there is memory.
+                self.files.list(&directory, &mut |inode, name| {
+                    if inodes.contains(&inode) {
+                        listed.entry(inode).or_default().push((directory.clone(), name.to_vec()));
+                    }
+                })?;
             }
             self.listed = Some(listed);
         }

@@ -182,17 +182,16 @@ impl Files for RealFiles {
         found(rustix::fs::openat(directory.fd(), name, PLACE, Mode::empty()))
     }
 
-    fn list(&self, directory: &Node) -> io::Result<Vec<(u64, Vec<u8>)>> {
-        let mut names = Vec::new();
+    fn list(&self, directory: &Node, told: &mut dyn FnMut(u64, &[u8])) -> io::Result<()> {
         let open = match directory.to_read() {
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Ok(names),
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Ok(()),
             open => open?,
         };
         for entry in rustix::fs::Dir::read_from(&open)? {
             let entry = entry?;
-            names.push((entry.ino(), entry.file_name().to_bytes().to_vec()));
+            told(entry.ino(), entry.file_name().to_bytes());
         }
-        Ok(names)
+        Ok(())
     }
 
     fn about(&self, node: &Node) -> io::Result<About> {

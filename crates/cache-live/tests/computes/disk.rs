@@ -291,10 +291,11 @@ impl Files for Disk {
         Ok(self.state.borrow().names.get(&(*directory, name.to_vec())).copied())
     }
 
-    fn list(&self, directory: &Inode) -> io::Result<Vec<(u64, Vec<u8>)>> {
+    fn list(&self, directory: &Inode, told: &mut dyn FnMut(u64, &[u8])) -> io::Result<()> {
         let state = self.state.borrow();
         let names = state.names.iter().filter(|((parent, _), _)| parent == directory);
-        Ok(names.map(|((_, name), inode)| (*inode, name.clone())).collect())
+        names.for_each(|((_, name), inode)| told(*inode, name));
+        Ok(())
     }
 
     fn about(&self, node: &Inode) -> io::Result<About> {

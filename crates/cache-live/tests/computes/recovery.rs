@@ -507,6 +507,31 @@ impl Choices for Last {
     }
 }
 
+/// It was moved to where nothing is logged, and the kernel has synced it there: what the log has from then on is no whole file.
+#[test]
+fn a_file_that_the_kernel_has_synced_since_it_was_made_is_not_made_again() {
+    let mut program = Program::new();
+    let file = program.create(DATA, "a", "/data/a");
+    program.write(file, 0, b"before");
+    program.disk.rename((&DATA, b"a"), (&1, b"elsewhere")).unwrap();
+    program.settle(file);
+    program.write(file, 6, b", behind");
+    program.sync();
+    let (disk, image) = program.crash(&mut Seeded::new(1));
+    let report = recovered(&image, &disk).unwrap();
+    let held = Held::Files(vec![program.ids[&file]]);
+    assert_eq!(report.outcome, Some(Outcome::Held(held)), "{report:?}");
+    assert!(matches!(report.files[0].state, State::Absent { .. }), "{report:?}");
+    assert!(matches!(report.names[0].state, NameState::Left(_)), "{report:?}");
+    assert_eq!(disk.named(&DATA, b"a").unwrap(), None, "it would lack what was before");
+    // Who may look for it by its handle finds it.
+    disk.handles.set(true);
+    assert_eq!(recovered(&image, &disk).unwrap().outcome, Some(Outcome::Empty));
+    let mut bytes = [0; 20];
+    let len = disk.read(&disk.named(&1, b"elsewhere").unwrap().unwrap(), 0, &mut bytes).unwrap();
+    assert_eq!(&bytes[..len], b"before, behind");
+}
+
 #[test]
 fn a_name_that_somebody_else_gave_since_is_left_alone() {
     for is_renamed in [true, false] {

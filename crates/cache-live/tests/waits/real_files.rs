@@ -1,6 +1,7 @@
 //! Recovery on the file systems of this machine: a log in a file, and files that are not as it says.
 
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -12,6 +13,7 @@ use remanence_cache::op::{Name, Op};
 use remanence_cache::recovery::{Outcome, scan};
 use remanence_cache::table::{FileId, FileTable, Identity};
 use remanence_cache::words::LocalWords;
+use remanence_cache_live::recover::files::Files as _;
 use remanence_cache_live::recover::real::{RealFiles, identity};
 use remanence_cache_live::recover::{Options, Report, State, recover};
 use remanence_pmem::Region;
@@ -66,6 +68,18 @@ impl Bench {
         let found = scan(&self.region, Lost::Unsynced).unwrap();
         recover(&self.region, found, &RealFiles, options).unwrap()
     }
+}
+
+/// Does something as a user who may not do everything.
+fn as_nobody(does: impl FnOnce() + Send) {
+    let run = || {
+        if rustix::process::geteuid().is_root() {
+            rustix::thread::set_thread_uid(rustix::process::Uid::from_raw(65534)).unwrap();
+        }
+        does();
+    };
+    // The user is that of the thread alone.
+    std::thread::scope(|scope| scope.spawn(run).join().unwrap());
 }
 
 fn now() -> Mtime {
@@ -211,6 +225,49 @@ fn a_file_that_was_moved_is_found_by_its_handle_where_that_is_permitted() {
         }
         other => panic!("{other:?}"),
     }
+}
+
+#[test]
+fn a_directory_that_cannot_be_looked_at_is_no_reason_to_recover_nothing() {
+    as_nobody(|| {
+        let mut bench = Bench::new();
+        bench.directory();
+        for name in ["shut", "shut/below", "blind"] {
+            let path = bench.path(name);
+            fs::create_dir(&path).unwrap();
+            bench.register(&path);
+        }
+        fs::write(bench.path("a"), b"ours").unwrap();
+        let a = bench.register(&bench.path("a"));
+        bench.write(a, 0, b"new!");
+        fs::rename(bench.path("a"), bench.path("b")).unwrap();
+        let allow = |name, mode| fs::set_permissions(bench.path(name), Permissions::from_mode(mode)).unwrap();
+        allow("shut", 0);
+        allow("blind", 0o300);
+        let report = bench.recover(&Options::default());
+        // They go with the test.
+        allow("shut", 0o700);
+        allow("blind", 0o700);
+        assert_eq!(report.outcome, Some(Outcome::Empty), "{report:?}");
+        assert_eq!(fs::read(bench.path("b")).unwrap(), b"new!");
+    });
+}
+
+#[test]
+fn a_file_that_cannot_be_given_to_its_owner_runs_as_nobody() {
+    as_nobody(|| {
+        let bench = Bench::new();
+        fs::write(bench.path("a"), b"ours").unwrap();
+        let data = RealFiles.directory(bench.path("").as_os_str().as_bytes()).unwrap().unwrap();
+        let node = RealFiles.named(&data, b"a").unwrap().unwrap();
+        let about = || fs::metadata(bench.path("a")).unwrap();
+        let mode = |user, group| {
+            RealFiles.attributes(&node, 0o106_755, user, group).unwrap();
+            about().mode() & 0o7777
+        };
+        assert_eq!(mode(about().uid(), about().gid()), 0o6755);
+        assert_eq!(mode(0, 0), 0o755, "it would run as whoever has recovered it");
+    });
 }
 
 #[test]

@@ -9,7 +9,8 @@ use remanence_cache::entry::Owner;
 use remanence_cache::format::Promise;
 use remanence_cache::imager::{Imager, Room, Step, WAITED};
 use remanence_cache::images::{
-    Builder, Built, FileKey, Meta, PIECE, RestoreTarget, State, count_of, digest, pieces_of, record,
+    self, Builder, Built, FILE_MAX, FileKey, Meta, PIECE, RestoreTarget, State, count_of, digest, pieces_of,
+    record,
 };
 use remanence_cache::log::{AppendError, Log};
 use remanence_cache::op::Op;
@@ -215,6 +216,11 @@ impl<'a> Machine<'a> {
         self.imager.recorded(number, &record).expect("it is one of ours");
         self.kept.push_back((number, upto));
         self.records.push_back(record);
+        // Whoever asks is told that there was no room for it, until it was looked at once more.
+        for file in &mut self.files {
+            let image = self.imager.keeper().get(&key(&file.identity));
+            file.kept &= image.is_none_or(|image| image.meta().state != State::GivenUp);
+        }
     }
 
     fn promise(&mut self) {
@@ -484,6 +490,98 @@ fn read(file: FileKey, at: u64, len: u64, asked: &[u32], byte: u8) -> (Meta, Vec
         (*number, vec![byte; (len - u64::from(*number) * PIECE as u64).min(PIECE as u64) as usize])
     };
     (meta, asked.iter().filter(|number| **number < count_of(len)).map(piece).collect())
+}
+
+/// A sparse file that is longer than an image can be.
+#[test]
+fn a_file_that_has_too_many_pieces_is_given_up() {
+    let image = made(ENTRIES, Promise::AtReturn, PersistenceDomain::Process);
+    let log = Log::start(&image, LocalWords::default(), Promise::AtReturn).expect("it is empty");
+    let mut imager = Imager::new(1 << 60);
+    let (file, len) = (key(&identity(1)), FILE_MAX + 1);
+    imager.stale(file, len);
+    let step = imager.next(4, Room::Enough).expect("it is new");
+    let Step::Read(_, asked, true) = &step else { panic!("{step:?}") };
+    let (meta, pieces) = read(file, log.head(), FILE_MAX, asked, 0);
+    let read = Some((Meta { len, ..meta }, pieces));
+    let record = imager.record(log.layout(), log.tail(), &step, read).expect("nobody knows that yet");
+    imager.recorded(0, &record).expect("it is one of ours");
+    imager.done();
+    assert_eq!(imager.keeper().get(&file).map(|image| image.meta().state), Some(State::GivenUp));
+    assert!(imager.next(4, Room::Enough).is_none() && !imager.is_waited_for());
+    let (mut builder, mut place) = (Builder::default(), Made::default());
+    builder.add(&record, &mut place).expect("it is one of ours");
+}
+
+/// A hole that is punched is as long as whoever punches it likes, and so is the file.
+#[test]
+fn a_long_hole_is_no_piece() {
+    const LEN: u64 = 1 << 32;
+    let image = made(ENTRIES, Promise::AtReturn, PersistenceDomain::Process);
+    let log = Log::start(&image, LocalWords::default(), Promise::AtReturn).expect("it is empty");
+    let (mut copier, mut imager) = (Copier::with_images(&log), Imager::new(1 << 60));
+    let (id, file) = (FileId(1), key(&identity(1)));
+    let (meta, pieces) = read(file, log.head(), 3 * PIECE as u64, &[0, 1, 2], 7);
+    let pieces: Vec<(u32, &[u8])> = pieces.iter().map(|(at, bytes)| (*at, &bytes[..])).collect();
+    let meta = Meta { path: identity(1).path, ..meta };
+    imager.recorded(0, &record(log.layout(), log.tail(), &meta, &pieces)).expect("it is one of ours");
+    let hole = Op::Allocate { file: id, mode: 3, offset: PIECE as u64 + 1, len: LEN };
+    for op in [Op::Truncate { file: id, len: LEN }, hole] {
+        log.append(Owner::new(2), &op, NOW).expect("there is room");
+    }
+    let batch = copier.next(&log, RECORD_MIN).expect("nothing is damaged").expect("there are entries");
+    imager.recorded(1, &batch.record).expect("it is one of ours");
+    let image = imager.keeper().get(&file).expect("it is there");
+    assert_eq!((image.count(), image.meta().len), (3, LEN));
+    assert!(image.has(0, &[7; PIECE]) && !image.has(1, &[7; PIECE]) && !image.has(2, &[7; PIECE]));
+}
+
+#[test]
+fn attributes_that_were_logged_are_those_of_a_file_that_is_made_again() {
+    let image = made(ENTRIES, Promise::AtReturn, PersistenceDomain::Process);
+    let log = Log::start(&image, LocalWords::default(), Promise::AtReturn).expect("it is empty");
+    let mut copier = Copier::with_images(&log);
+    let file = key(&identity(1));
+    let (meta, _) = read(file, log.head(), 0, &[], 0);
+    let whole = record(log.layout(), log.tail(), &meta, &[]);
+    let op = Op::Attributes { file: FileId(1), mode: 0o100_755, user: 8, group: 9 };
+    log.append(Owner::new(2), &op, NOW).expect("there is room");
+    let batch = copier.next(&log, RECORD_MIN).expect("nothing is damaged").expect("there is an entry");
+    let (mut builder, mut place) = (Builder::default(), Made::default());
+    for record in [&whole, &batch.record] {
+        builder.add(record, &mut place).expect("it is one of ours");
+    }
+    let Ok(all) = builder.finish(&mut place);
+    assert_eq!((all[0].meta.mode, all[0].meta.owner), (0o100_755, [8, 9]));
+}
+
+#[test]
+fn a_name_is_that_of_the_file_that_had_it_last() {
+    let image = made(ENTRIES, Promise::AtReturn, PersistenceDomain::Process);
+    let log = Log::start(&image, LocalWords::default(), Promise::AtReturn).expect("it is empty");
+    let files = [1, 2].map(|number| key(&identity(number)));
+    let named = |file: usize, name: &str| {
+        let (meta, _) = read(files[file], log.head(), 0, &[], 0);
+        record(log.layout(), log.tail(), &Meta { path: name.as_bytes().to_vec(), ..meta }, &[])
+    };
+    let gone = |file: usize| images::gone(log.layout(), log.tail(), &files[file]);
+    let build = |records: &[Vec<u8>]| {
+        let (mut builder, mut place) = (Builder::default(), Made::default());
+        for record in records {
+            builder.add(record, &mut place).expect("it is one of ours");
+        }
+        let Ok(all) = builder.finish(&mut place);
+        let number =
+            |built: &Built| files.iter().position(|file| *file == built.meta.key).expect("one of two");
+        let path = |built: &Built| String::from_utf8(built.meta.path.clone()).expect("text");
+        all.iter().map(|built| (number(built), path(built))).collect::<Vec<_>>()
+    };
+    let is = |file: usize, name: &str| (file, name.to_owned());
+    assert_eq!(build(&[named(0, "/a"), named(1, "/a")]), [is(1, "/a")]);
+    assert_eq!(build(&[named(0, "/a"), named(1, "/a"), named(0, "/b")]), [is(0, "/b"), is(1, "/a")]);
+    assert_eq!(build(&[named(0, "/a"), named(0, "/b"), named(1, "/a")]), [is(0, "/b"), is(1, "/a")]);
+    assert_eq!(build(&[named(0, "/a"), named(1, "/a"), named(0, "/a")]), [is(0, "/a")]);
+    assert_eq!(build(&[named(0, "/a"), gone(0), named(1, "/a"), named(0, "/b"), gone(1)]), [is(0, "/b")]);
 }
 
 #[test]

@@ -61,6 +61,8 @@ fn a_program_in_c_uses_each_function_of_the_header() {
         let bytes = fs::read(world.path("file")).expect("it is there");
         assert_eq!(bytes, [&b"hello"[..], &[0; 4091], b"world, appended"].concat());
         let all = fs::read(world.path("threads")).expect("it is there");
+        let long = fs::read(world.path("long")).expect("it is there");
+        assert!(long.starts_with(b"child") && long[5..].iter().all(|byte| *byte == 0), "what it had then");
         assert!(all.len() == 4 * 64 * 512 && all.iter().all(|byte| *byte == b'x'), "{} bytes", all.len());
     }
 }

@@ -43,6 +43,28 @@ fn one_opener(medium: Medium) {
     Cache::open(&small(&world.log)).expect("nobody has it").close().expect("nothing is in it");
 }
 
+/// There is no point in time until which somebody waits then.
+#[test]
+fn who_is_patient_without_end_waits_and_goes_on() {
+    const TURNS: u64 = 200;
+    let world = World::new(Medium::Memory);
+    let cache = Cache::open(&small(&world.log).patience(Duration::MAX)).expect("nobody has the log");
+    let file = cache.open_file(world.path("file"), &both()).expect("room");
+    // All pages are in use, and those that one wants another one has.
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let file = &file;
+            scope.spawn(move || {
+                for n in 0..TURNS {
+                    file.write_at(&[thread; 3 * 4096], n % 20 * 4096).expect("a disk");
+                }
+            });
+        }
+    });
+    file.close().expect("a disk");
+    cache.close().expect("no file is open");
+}
+
 #[test]
 fn files_are_opened_as_open_says() {
     [Medium::Disk, Medium::PagesOnDisk, Medium::PagesDirect].into_iter().for_each(opened);

@@ -25,3 +25,12 @@ pub(crate) fn feign(cache: &Cache, old: &Old) {
     }
     let _ = cache.segment().map(fs::remove_file);
 }
+
+impl Disk {
+    /// Nobody changes anything there until it goes on.
+    pub(crate) fn stand_still(&self, yes: bool) {
+        let how = if yes { "--freeze" } else { "--unfreeze" };
+        let done = Command::new("fsfreeze").arg(how).arg(&self.place).status().expect("a program");
+        assert!(done.success(), "it is mounted");
+    }
+}
