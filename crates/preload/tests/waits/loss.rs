@@ -2,9 +2,10 @@
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
+use std::process::Command;
 
 use crate::cache::{Cache, Old};
-use crate::disk::hint;
+use crate::disk::{Disk, hint};
 
 /// Files are what they were, with the time that they had.
 pub(crate) fn put_back(old: &Old) {
