@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! cargo run --release -p remanence --example counter
+//! cargo run --release -p remanence --example counter -- sim --seeds 0..500    # the same type in 500 simulated clusters
 //! ```
 
 use std::error::Error;
@@ -12,10 +13,11 @@ use std::thread;
 use remanence::log::{Server, ServerOptions};
 use remanence::replicated::{Client, ClientOptions, Host, HostOptions, Malformed, StateMachine, Stop};
 use remanence::verbs::{Context, Options};
+use remanence_sim::cluster::replicated::{Simulated, simulate};
 
 /// A number that commands add to; each is answered with what it has become.
-#[derive(Default)]
-struct Counter(u64);
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub(crate) struct Counter(u64);
 
 impl StateMachine for Counter {
     fn apply(&mut self, command: &[u8]) -> Vec<u8> {
@@ -33,6 +35,15 @@ impl StateMachine for Counter {
     }
 }
 
+/// What clients ask for in simulated clusters: four of five add one.
+impl Simulated for Counter {
+    const COMMAND: &'static str = "cargo run --release -p remanence --example counter -- sim";
+
+    fn command(number: u64) -> Vec<u8> {
+        u64::from(!number.is_multiple_of(5)).to_le_bytes().to_vec()
+    }
+}
+
 fn number(bytes: &[u8]) -> Option<u64> {
     Some(u64::from_le_bytes(bytes.try_into().ok()?))
 }
@@ -47,6 +58,12 @@ fn count(client: &mut Client, times: u32) -> Result<u64, Box<dyn Error>> {
 }
 
 pub(crate) fn main() -> Result<(), Box<dyn Error>> {
+    let mut arguments = std::env::args().skip(1);
+    if arguments.next().as_deref() == Some("sim") {
+        let arguments: Vec<String> = arguments.collect();
+        println!("{:?}", simulate::<Counter>(&arguments.join(" "))?);
+        return Ok(());
+    }
     let directory = tempfile::tempdir()?;
     let device = Context::open(Options::udp("127.0.0.1".parse()?))?;
     let mut servers = Vec::new();

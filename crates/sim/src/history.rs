@@ -74,7 +74,19 @@ pub struct History {
 }
 
 /// Operations that are done: all before the first number, and these.
-type Done = (usize, Vec<usize>);
+pub(crate) type Done = (usize, Vec<usize>);
+
+/// What lies between two moments.
+pub(crate) trait Lasts {
+    /// When it began, and when it had ended.
+    fn ends(&self) -> (u64, u64);
+}
+
+impl Lasts for Event {
+    fn ends(&self) -> (u64, u64) {
+        (self.invoked, self.returned)
+    }
+}
 
 impl History {
     /// Whether a register could have had it.
@@ -137,23 +149,25 @@ impl History {
     }
 }
 
-/// What may come next: began before any other that is left had ended.
-fn candidates(events: &[Event], (from, behind): &Done) -> Vec<usize> {
+/// What may come next, of operations in the order in which they began: began before any other that is left had ended.
+pub(crate) fn candidates(events: &[impl Lasts], (from, behind): &Done) -> Vec<usize> {
     let (mut first_end, mut found) = (u64::MAX, Vec::new());
     for (n, event) in events.iter().enumerate().skip(*from) {
-        if event.invoked > first_end {
+        let (invoked, returned) = event.ends();
+        if invoked > first_end {
             break;
         }
         if behind.binary_search(&n).is_err() {
-            first_end = first_end.min(event.returned);
+            first_end = first_end.min(returned);
             found.push(n);
         }
     }
-    found.retain(|n| events[*n].invoked <= first_end);
+    found.retain(|n| events[*n].ends().0 <= first_end);
     found
 }
 
-fn with((from, behind): &Done, n: usize) -> Done {
+/// Those that are done when this one is too.
+pub(crate) fn with((from, behind): &Done, n: usize) -> Done {
     let (mut from, mut behind) = (*from, behind.clone());
     let place = behind.binary_search(&n).expect_err("it was not done yet");
     behind.insert(place, n);

@@ -94,19 +94,19 @@ pub(crate) trait Runs<O>: Sized {
     fn deadline(&self) -> Option<Duration>;
 }
 
-/// What runs on the nodes of a service: one of several kinds of processes.
+/// What runs on the nodes of a service: one of several kinds of processes. Those of a service that is simulated for somebody else name its type.
 macro_rules! nodes {
-    ($name:ident: $($kind:ident),+) => {
+    ($name:ident $(<$of:ident: $bound:ident>)?: $($kind:ident $(<$its:ident>)?),+) => {
         /// What runs on a node.
-        enum $name {
-            $($kind(Box<$kind>),)+
+        enum $name $(<$of: $bound>)? {
+            $($kind(Box<$kind $(<$its>)?>),)+
         }
 
-        impl $crate::cluster::Runs<Oracle> for $name {
+        impl $(<$of: $bound>)? $crate::cluster::Runs<Oracle $(<$of>)?> for $name $(<$of>)? {
             fn on(
                 &mut self,
                 input: $crate::cluster::Input,
-                host: &mut $crate::cluster::core::Host<'_, Oracle>,
+                host: &mut $crate::cluster::core::Host<'_, Oracle $(<$of>)?>,
             ) {
                 match self {
                     $(Self::$kind(process) => process.on(input, host),)+

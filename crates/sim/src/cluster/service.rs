@@ -48,6 +48,12 @@ pub trait Service: Clone + Eq + Debug + 'static {
     /// Runs a plan, as it is.
     fn run(plan: &Plan<Self>, seed: u64, trace_lines: usize) -> Outcome<Self>;
 
+    /// The command that runs it: what replays a run begins so.
+    #[must_use]
+    fn command() -> String {
+        format!("rem sim --cluster {}", Self::NAME)
+    }
+
     /// What kinds of nodes there are behind the servers, and how many of each. One more of the last kind comes at the end.
     fn clients(&self) -> Vec<(&'static str, u16)>;
 
@@ -313,7 +319,7 @@ impl<S: Service> Outcome<S> {
                 option(name, length);
             }
         }
-        format!("rem sim --cluster {} --seed {}{options}", S::NAME, self.seed)
+        format!("{} --seed {}{options}", S::command(), self.seed)
     }
 
     /// The outcome as one JSON object.

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use remanence_coord::replicated::{Refusal, Reply, Request};
 
-use super::oracle::{ADD, Oracle, READ};
+use super::oracle::Oracle;
+use super::simulated::Simulated;
 use crate::cluster::Input;
 use crate::cluster::core::{ConnectionId, Host as Node};
 use crate::rng::Rng;
@@ -25,8 +26,8 @@ pub(super) struct Client {
     session: Option<u64>,
     /// The number of its last command.
     command: u64,
-    /// Whether the command that it has under way adds something.
-    running: Option<bool>,
+    /// The command that it has under way.
+    running: Option<Vec<u8>>,
     /// Which host it asks, and the connection to that.
     host: usize,
     connection: Option<ConnectionId>,
@@ -43,7 +44,7 @@ pub(super) struct Client {
 }
 
 impl Client {
-    pub(super) fn boot(node: &mut Node<'_, Oracle>) -> Self {
+    pub(super) fn boot<A: Simulated>(node: &mut Node<'_, Oracle<A>>) -> Self {
         let (at, life, now) = (node.node(), node.life(), node.now());
         let oracle = node.oracle();
         let number = at - usize::from(oracle.plan.servers + oracle.plan.hosts);
@@ -74,7 +75,7 @@ impl Client {
         self.next
     }
 
-    pub(super) fn on(&mut self, input: Input, node: &mut Node<'_, Oracle>) {
+    pub(super) fn on<A: Simulated>(&mut self, input: Input, node: &mut Node<'_, Oracle<A>>) {
         let now = node.now();
         match input {
             Input::Connected { connection } if self.connection == Some(connection) => self.ask(now, node),
@@ -95,7 +96,7 @@ impl Client {
     }
 
     /// Its time has come: for a new command, or as no answer has.
-    fn turn(&mut self, now: Duration, node: &mut Node<'_, Oracle>) {
+    fn turn<A: Simulated>(&mut self, now: Duration, node: &mut Node<'_, Oracle<A>>) {
         if self.running.is_none() && !self.begin(now, node) {
             return;
         }
@@ -111,7 +112,7 @@ impl Client {
     }
 
     /// Begins a command, if there is one to begin.
-    fn begin(&mut self, now: Duration, node: &mut Node<'_, Oracle>) -> bool {
+    fn begin<A: Simulated>(&mut self, now: Duration, node: &mut Node<'_, Oracle<A>>) -> bool {
         let true_time = node.core().now();
         let (number, is_last) = (self.number, self.is_last);
         let oracle = node.oracle();
@@ -135,10 +136,10 @@ impl Client {
             }
             oracle.operations[number] -= 1;
         }
-        let is_add = if is_last { self.left > 0 } else { !self.rng.one_in(5) };
-        oracle.begins(number, is_add);
+        let command = A::command(if is_last { self.left.into() } else { self.rng.u64() });
+        oracle.begins(number, command.clone());
         self.command += 1;
-        (self.running, self.is_unknown) = (Some(is_add), false);
+        (self.running, self.is_unknown) = (Some(command), false);
         if self.connection.is_some() {
             self.ask(now, node);
             return false;
@@ -147,11 +148,12 @@ impl Client {
     }
 
     /// Sends what it wants to know: the command, or that it needs a session first.
-    fn ask(&mut self, now: Duration, node: &mut Node<'_, Oracle>) {
-        let (Some(connection), Some(is_add)) = (self.connection, self.running) else { return };
-        let request = self.session.map_or(Request::Open, |session| {
-            let command = if is_add { ADD } else { READ }.to_vec();
-            Request::Command { session, number: self.command, command }
+    fn ask<A: Simulated>(&mut self, now: Duration, node: &mut Node<'_, Oracle<A>>) {
+        let (Some(connection), Some(command)) = (self.connection, self.running.clone()) else { return };
+        let request = self.session.map_or(Request::Open, |session| Request::Command {
+            session,
+            number: self.command,
+            command,
         });
         node.tell(format_args!("asks host {}: {request:?}", self.host));
         node.send(connection, request.emit());
@@ -160,7 +162,7 @@ impl Client {
         self.next = Some(now + Duration::from_nanos(endurance));
     }
 
-    fn is_told(&mut self, now: Duration, reply: Reply, node: &mut Node<'_, Oracle>) {
+    fn is_told<A: Simulated>(&mut self, now: Duration, reply: Reply, node: &mut Node<'_, Oracle<A>>) {
         node.tell(format_args!("is told {reply:?}"));
         if self.running.is_none() || !self.has_asked {
             return node.core().wrong(format!("a client is answered twice: {reply:?}"));
@@ -174,8 +176,7 @@ impl Client {
                 node.core().wrong("a session goes on of which was said that it has ended".into());
             }
             Reply::Done(bytes) if self.session.is_some() => {
-                let value = bytes.try_into().map_or(u64::MAX, u64::from_le_bytes);
-                node.oracle().ends(self.number, value);
+                node.oracle().ends(self.number, bytes);
                 self.is_idle(now, node);
                 if self.is_last {
                     // Each host can be had now, whatever it has met before.
@@ -219,13 +220,13 @@ impl Client {
         }
     }
 
-    fn is_idle(&mut self, now: Duration, node: &mut Node<'_, Oracle>) {
+    fn is_idle<A: Simulated>(&mut self, now: Duration, node: &mut Node<'_, Oracle<A>>) {
         (self.running, self.attempts) = (None, 0);
         let pause = if self.is_last { 1000 } else { node.known().plan.pause };
         self.next = Some(now + Duration::from_nanos(1 + self.rng.exponential(pause)));
     }
 
-    fn leave(&mut self, node: &mut Node<'_, Oracle>) {
+    fn leave<A: Simulated>(&mut self, node: &mut Node<'_, Oracle<A>>) {
         if let Some(connection) = self.connection.take() {
             node.cut(connection);
         }
@@ -233,7 +234,7 @@ impl Client {
 
     /// Leaves this host, and asks the next one a little later; the last client the same one again, as each must come to serve. What it has
     /// asked here may still be carried out.
-    fn another_host(&mut self, now: Duration, node: &mut Node<'_, Oracle>) {
+    fn another_host<A: Simulated>(&mut self, now: Duration, node: &mut Node<'_, Oracle<A>>) {
         self.leave(node);
         node.oracle().work.sent_again += u64::from(std::mem::take(&mut self.has_asked));
         self.attempts += 1;

@@ -9,7 +9,8 @@ use remanence_coord::log::group::{Action, Event, Machine, Options};
 use remanence_coord::log::proto::parse_reply;
 use remanence_coord::replicated::{Limits, Refusal, Replica, Reply, Request};
 
-use super::oracle::{Counter, Oracle};
+use super::oracle::Oracle;
+use super::simulated::Simulated;
 use crate::cluster::Input;
 use crate::cluster::core::{ConnectionId, Host as Node};
 use crate::cluster::link::{self, Link};
@@ -22,18 +23,18 @@ const RECONNECT: Duration = Duration::from_micros(700);
 /// How long a log that cannot be opened is waited for.
 const ENDURANCE: Duration = Duration::from_millis(30);
 
-pub(super) struct Host {
+pub(super) struct Host<A: Simulated> {
     rng: Rng,
     /// The log is left alone until then: longer each time that it was not had.
     rests: Duration,
     in_vain: u32,
-    has: Option<Box<Service>>,
+    has: Option<Box<Service<A>>>,
 }
 
 /// The log is open, or is being opened.
-struct Service {
+struct Service<A: Simulated> {
     machine: Machine,
-    replica: Replica<Counter>,
+    replica: Replica<A>,
     links: Vec<Link>,
     /// Whose the READs under way are, by server: those of the replica have a number.
     reads: Vec<VecDeque<Option<u64>>>,
@@ -44,8 +45,8 @@ struct Service {
     gives_up: Duration,
 }
 
-impl Host {
-    pub(super) fn boot(node: &mut Node<'_, Oracle>) -> Self {
+impl<A: Simulated> Host<A> {
+    pub(super) fn boot(node: &mut Node<'_, Oracle<A>>) -> Self {
         let stream = (2000 + node.node() as u64) << 32 ^ u64::from(node.life());
         Self { rng: Rng::new(node.known().seed, stream), rests: node.now(), in_vain: 0, has: None }
     }
@@ -54,7 +55,7 @@ impl Host {
         self.has.as_ref().and_then(|service| service.deadline())
     }
 
-    pub(super) fn on(&mut self, input: Input, node: &mut Node<'_, Oracle>) {
+    pub(super) fn on(&mut self, input: Input, node: &mut Node<'_, Oracle<A>>) {
         let now = node.now();
         let input = match input {
             // Servers answer on connections that this host has asked for; a client asks on its own.
@@ -86,7 +87,7 @@ impl Host {
         link::find(&self.has.as_ref()?.links, connection)
     }
 
-    fn is_asked(&mut self, now: Duration, from: ConnectionId, bytes: &[u8], node: &mut Node<'_, Oracle>) {
+    fn is_asked(&mut self, now: Duration, from: ConnectionId, bytes: &[u8], node: &mut Node<'_, Oracle<A>>) {
         let Ok(request) = Request::parse(bytes) else {
             return node.core().wrong(format!("what a client sent is no request: {bytes:?}"));
         };
@@ -102,8 +103,8 @@ impl Host {
     }
 }
 
-impl Service {
-    fn open(now: Duration, node: &mut Node<'_, Oracle>) -> Self {
+impl<A: Simulated> Service<A> {
+    fn open(now: Duration, node: &mut Node<'_, Oracle<A>>) -> Self {
         let oracle = node.oracle();
         oracle.drawn += 1;
         let plan = &oracle.plan;
@@ -141,7 +142,7 @@ impl Service {
     }
 
     /// Hands what has come from a server to the machine, or to the replica if that has asked for it.
-    fn take(&mut self, now: Duration, input: Input, node: &mut Node<'_, Oracle>) {
+    fn take(&mut self, now: Duration, input: Input, node: &mut Node<'_, Oracle<A>>) {
         let Some(connection) = input.connection() else { return };
         let Some(n) = link::find(&self.links, connection) else { return };
         match input {
@@ -179,7 +180,7 @@ impl Service {
     }
 
     /// Does what the machine and the replica say, and what is due.
-    fn go_on(&mut self, now: Duration, node: &mut Node<'_, Oracle>) {
+    fn go_on(&mut self, now: Duration, node: &mut Node<'_, Oracle<A>>) {
         self.links.iter_mut().enumerate().for_each(|(n, link)| link.go_on(now, n, node));
         for _ in 0..100 {
             self.replica.advance(now, &mut self.machine);
@@ -213,14 +214,21 @@ impl Service {
         }
     }
 
-    fn read(&mut self, server: usize, offset: u64, len: u32, of: Option<u64>, node: &mut Node<'_, Oracle>) {
+    fn read(
+        &mut self,
+        server: usize,
+        offset: u64,
+        len: u32,
+        of: Option<u64>,
+        node: &mut Node<'_, Oracle<A>>,
+    ) {
         if let Some(connection) = self.links[server].up() {
             self.reads[server].push_back(of);
             node.read(connection, 0, offset, len);
         }
     }
 
-    fn carry_out(&mut self, now: Duration, action: Action, node: &mut Node<'_, Oracle>) {
+    fn carry_out(&mut self, now: Duration, action: Action, node: &mut Node<'_, Oracle<A>>) {
         match action {
             Action::Call { server, request } => {
                 if let Some(connection) = self.links[server].up() {

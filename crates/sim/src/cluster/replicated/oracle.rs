@@ -1,4 +1,4 @@
-//! What clients of the counter were told, and whether one counter could have told them.
+//! What clients of the service were told; and the counter that is the service of `rem sim`, with what is true of one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,6 +8,7 @@ use remanence_coord::replicated::StateMachine;
 use remanence_pmem::PersistenceDomain;
 
 use super::Plan;
+use super::simulated::{Simulated, Told};
 use crate::cluster::log::server::{Serves, new_log};
 use crate::history::NEVER;
 use crate::report::counters;
@@ -15,14 +16,12 @@ use crate::report::counters;
 /// Bytes of a snapshot besides the number, so that it has several parts.
 const FILLER: [u8; 400] = [0xC5; 400];
 
-/// The service: each command adds one, or nothing. It is answered with what the counter has become.
-#[derive(Default)]
-pub(super) struct Counter(u64);
+/// The service of `rem sim`: each command adds one, or nothing. It is answered with what the counter has become.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Counter(u64);
 
-/// The command that adds one.
-pub(super) const ADD: &[u8] = &[1];
-/// The command that adds nothing.
-pub(super) const READ: &[u8] = &[];
+/// The command that adds one; any other one adds nothing.
+const ADD: &[u8] = &[1];
 
 impl StateMachine for Counter {
     fn apply(&mut self, command: &[u8]) -> Vec<u8> {
@@ -38,6 +37,19 @@ impl StateMachine for Counter {
         let mut reader = Reader::new(snapshot);
         let value = reader.u64_le()?;
         if reader.rest() == FILLER { Ok(Self(value)) } else { reader.fail() }
+    }
+}
+
+impl Simulated for Counter {
+    const COMMAND: &'static str = "rem sim --cluster replicated";
+
+    fn command(number: u64) -> Vec<u8> {
+        if number.is_multiple_of(5) { Vec::new() } else { ADD.to_vec() }
+    }
+
+    /// Without a search, so that a run may have any number of commands of which nothing is known.
+    fn judge(history: &[Told]) -> Result<bool, String> {
+        judge(&history.iter().map(Op::of).collect::<Vec<_>>()).map(|()| true)
     }
 }
 
@@ -68,31 +80,42 @@ Work {
     refused,
     /// Sessions that had ended when their clients came.
     expired,
+    /// Histories for which the search for an order was given up.
+    undecided,
 }
 }
 
-/// A command of a client.
+/// A command of the counter's client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Op {
-    pub(super) is_add: bool,
-    pub(super) client: usize,
-    pub(super) invoked: u64,
+struct Op {
+    is_add: bool,
+    client: usize,
+    invoked: u64,
     /// When it was answered; [`NEVER`] if nothing is known of it.
-    pub(super) returned: u64,
-    pub(super) value: u64,
+    returned: u64,
+    value: u64,
+}
+
+impl Op {
+    fn of(told: &Told) -> Self {
+        let Told { client, invoked, returned, .. } = *told;
+        let value = |answer: &Vec<u8>| answer[..].try_into().map_or(u64::MAX, u64::from_le_bytes);
+        let value = told.answer.as_ref().map_or(0, value);
+        Self { is_add: told.command == ADD, client, invoked, returned, value }
+    }
 }
 
 /// What the run knows, and no process of it.
 #[derive(Debug)]
-pub(crate) struct Oracle {
-    pub(super) plan: Plan,
+pub(crate) struct Oracle<A: Simulated> {
+    pub(super) plan: Plan<A>,
     pub(super) seed: u64,
     pub(super) work: Work,
-    history: Vec<Op>,
+    history: Vec<Told>,
     tick: u64,
     made: u64,
-    /// The command that each client has under way: whether it adds, and when it began.
-    running: BTreeMap<usize, (bool, u64)>,
+    /// The command that each client has under way, and when it began.
+    running: BTreeMap<usize, (Vec<u8>, u64)>,
     /// Commands that each client may still begin.
     pub(super) operations: Vec<u32>,
     /// Numbers that hosts draw.
@@ -101,8 +124,8 @@ pub(crate) struct Oracle {
     pub(super) finished: bool,
 }
 
-impl Oracle {
-    pub(super) fn new(seed: u64, plan: &Plan) -> Self {
+impl<A: Simulated> Oracle<A> {
+    pub(super) fn new(seed: u64, plan: &Plan<A>) -> Self {
         Self {
             plan: plan.clone(),
             seed,
@@ -123,26 +146,26 @@ impl Oracle {
     }
 
     /// A client begins a command.
-    pub(super) fn begins(&mut self, client: usize, is_add: bool) {
+    pub(super) fn begins(&mut self, client: usize, command: Vec<u8>) {
         self.work.begun += 1;
         let invoked = self.tick();
-        self.running.insert(client, (is_add, invoked));
+        self.running.insert(client, (command, invoked));
     }
 
     /// It was answered.
-    pub(super) fn ends(&mut self, client: usize, value: u64) {
-        if let Some((is_add, invoked)) = self.running.remove(&client) {
+    pub(super) fn ends(&mut self, client: usize, answer: Vec<u8>) {
+        if let Some((command, invoked)) = self.running.remove(&client) {
             self.work.done += 1;
             let returned = self.tick();
-            self.history.push(Op { is_add, client, invoked, returned, value });
+            self.history.push(Told { client, command, invoked, returned, answer: Some(answer) });
         }
     }
 
     /// Nothing will be known of it: its client has died, or its session has ended.
     pub(super) fn forgets(&mut self, client: usize) {
-        if let Some((is_add, invoked)) = self.running.remove(&client) {
+        if let Some((command, invoked)) = self.running.remove(&client) {
             self.work.unknown += 1;
-            self.history.push(Op { is_add, client, invoked, returned: NEVER, value: 0 });
+            self.history.push(Told { client, command, invoked, returned: NEVER, answer: None });
         }
     }
 
@@ -156,12 +179,14 @@ impl Oracle {
         self.running.keys().next().copied()
     }
 
-    pub(super) fn judge(&self) -> Result<(), String> {
-        judge(&self.history)
+    pub(super) fn judge(&mut self) -> Result<(), String> {
+        let is_decided = A::judge(&self.history)?;
+        self.work.undecided += u64::from(!is_decided);
+        Ok(())
     }
 }
 
-impl Serves for Oracle {
+impl<A: Simulated> Serves for Oracle<A> {
     fn make(&mut self, node: usize) -> (Make, PersistenceDomain) {
         self.made += 1;
         let plan = &self.plan;
@@ -183,7 +208,7 @@ impl Serves for Oracle {
 /// Answered additions have different values. Of two answered commands of which one had ended when the other began, the other has the
 /// higher value, or the same one if it adds nothing. And each value that no answered addition has is that of another addition,
 /// which had begun when somebody was answered with that value or a higher one: the earliest value goes to the one that began first.
-pub(super) fn judge(history: &[Op]) -> Result<(), String> {
+fn judge(history: &[Op]) -> Result<(), String> {
     let known: Vec<&Op> = history.iter().filter(|op| op.returned != NEVER).collect();
     let mut values = BTreeSet::new();
     for op in known.iter().filter(|op| op.is_add) {

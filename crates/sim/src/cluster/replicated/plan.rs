@@ -1,7 +1,11 @@
 //! What a run does: drawn from a seed, and data from then on.
 
+use std::marker::PhantomData;
+
 use remanence_coord::log::Mode;
 
+use super::oracle::Counter;
+use super::simulated::Simulated;
 use super::{Member, Work};
 use crate::cluster::fault::{self, Scene};
 use crate::cluster::log::plan::{PPM, speeds};
@@ -11,7 +15,9 @@ use crate::rng::Rng;
 
 /// What only runs of a replicated service have. Its servers are those of its log.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Replicated {
+pub struct Replicated<A = Counter> {
+    /// The service.
+    pub of: PhantomData<A>,
     /// How the ends of the logs are found.
     pub mode: Mode,
     /// Bytes of a segment.
@@ -38,7 +44,7 @@ pub struct Replicated {
     pub patience: u64,
 }
 
-impl Service for Replicated {
+impl<A: Simulated> Service for Replicated<A> {
     const NAME: &'static str = "replicated";
     const SERVER: &'static str = "server";
     type Work = Work;
@@ -66,8 +72,9 @@ impl Service for Replicated {
             domain: domain(rng, 2),
             flush_alone: rng.one_in(2),
             own: Self {
+                of: PhantomData,
                 mode: params.mode.unwrap_or(mode),
-                segment: 512,
+                segment: 512 * A::BYTES.div_ceil(1024).max(1),
                 segments: (0..servers)
                     .map(|_| segments + if rng.one_in(3) { rng.below(8) } else { 0 })
                     .collect(),
@@ -93,8 +100,12 @@ impl Service for Replicated {
         plan
     }
 
+    fn command() -> String {
+        A::COMMAND.to_owned()
+    }
+
     fn run(plan: &Plan<Self>, seed: u64, trace_lines: usize) -> Outcome<Self> {
-        play::<Member>(plan, seed, trace_lines)
+        play::<Member<A>>(plan, seed, trace_lines)
     }
 
     fn clients(&self) -> Vec<(&'static str, u16)> {
