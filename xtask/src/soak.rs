@@ -98,6 +98,12 @@ const RUNS: &[Run] = &[
         NIGHT,
         test!("nvcache", "--test", "waits", "kills::"),
     ),
+    run_of(
+        "idle-sessions",
+        "what ten thousand silent sessions cost a server",
+        &[],
+        test!("remote", "--test", "waits", "idle::", "--", "--ignored"),
+    ),
     run_of("log-kill", "servers of a log, killed", NIGHT, test!("cli", "--test", "waits", "log::")),
     run_of(
         "blobs",

@@ -304,7 +304,7 @@ impl<'t> World<'t> {
         let mut rounds = 0;
         loop {
             rounds += 1;
-            ensure!(rounds < 10_000, "node {index} never stops to have something to do");
+            ensure!(rounds < 10_000, "node {index} always has something more to do");
             let moved = self.pump_transmit(index)? | self.pump_completions(index)?;
             self.pump_memory(index)?;
             if !moved {

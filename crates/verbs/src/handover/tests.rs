@@ -910,7 +910,7 @@ fn posting_on_and_on_is_no_gap_between_polls() {
         assert!(world.handover.posted(world.now));
         assert!(world.handover.is_polled(world.now));
     }
-    // Until it stops to.
+    // Until it polls no more.
     world.now = world.now + POLL_GAP * 2;
     assert!(!world.handover.is_polled(world.now));
     assert!(!world.handover.posted(world.now));
