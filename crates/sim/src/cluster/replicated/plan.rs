@@ -16,7 +16,7 @@ use crate::rng::Rng;
 /// What only runs of a replicated service have. Its servers are those of its log.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Replicated<A = Counter> {
-    /// The service.
+    /// The service that its hosts have.
     pub of: PhantomData<A>,
     /// How the ends of the logs are found.
     pub mode: Mode,

@@ -44,7 +44,7 @@ pub trait Simulated: StateMachine + Clone + Eq + Debug + 'static {
 /// A command, and what its client was told.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Told {
-    /// Which client's.
+    /// The client that asked, by its number.
     pub client: usize,
     /// What was asked for.
     pub command: Vec<u8>,
