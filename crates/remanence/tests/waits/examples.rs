@@ -1,5 +1,7 @@
 //! The examples do what they say. Each is run as it stands; what it finds otherwise is an error.
 
+use remanence_sim::cluster::replicated::simulate;
+
 #[path = "../../examples/counter.rs"]
 mod counter;
 #[path = "../../examples/futures.rs"]
@@ -43,6 +45,20 @@ fn a_log_is_appended_to_and_read() {
 #[test]
 fn a_counter_goes_on_when_its_host_is_gone() {
     counter::main().expect("nothing is lost, and nothing is counted twice");
+}
+
+/// Here, and not where things only compute, as it is the same file as above.
+#[test]
+fn the_counter_is_one_counter_whatever_happens_to_its_servers_hosts_and_clients() {
+    let (mut done, mut undecided) = (0, 0);
+    let seeds = remanence_effort::seeds(150);
+    let are_all = seeds.are_all();
+    for seed in seeds {
+        let work = simulate::<counter::Counter>(&format!("--seed {seed}"));
+        let work = work.unwrap_or_else(|why| panic!("{why}"));
+        (done, undecided) = (done + work.done, undecided + work.undecided);
+    }
+    assert!(!are_all || done > 150 * 20 && undecided < 15, "{done} commands, {undecided} runs undecided");
 }
 
 #[test]

@@ -185,11 +185,17 @@ impl Client {
     /// Asks one host after the other, until one says something that no other would say differently.
     async fn ask(&mut self, face: Face, until: Instant, request: &[u8]) -> Result<Reply, ClientError> {
         let mut attempts = 0;
+        // An attempt was perhaps carried out: what another host takes or not says nothing of that.
+        let mut is_unknown = false;
         let mut delays = Delays::new(AGAIN, AGAIN_MAX);
         loop {
-            let why = match self.ask_once(face, request).await {
-                Ok(Reply::Unknown(why)) => why,
+            let why = match self.ask_once(face, request, &mut is_unknown).await {
+                Ok(Reply::Unknown(why)) => {
+                    is_unknown = true;
+                    why
+                }
                 Ok(Reply::Refused(refusal)) => match refusal {
+                    Refusal::TooLong(_) if is_unknown => refusal.to_string(),
                     Refusal::Expired | Refusal::Stale | Refusal::TooLong(_) => {
                         return Ok(Reply::Refused(refusal));
                     }
@@ -215,7 +221,7 @@ impl Client {
         }
     }
 
-    async fn ask_once(&mut self, face: Face, request: &[u8]) -> Result<Reply, String> {
+    async fn ask_once(&mut self, face: Face, request: &[u8], is_unknown: &mut bool) -> Result<Reply, String> {
         // It comes back when nothing is under way on it.
         let mut connection = match self.connection.take() {
             Some(connection) => connection,
@@ -227,9 +233,15 @@ impl Client {
             self.connection = Some(connection);
             return Ok(Reply::Refused(Refusal::TooLong(max as u64)));
         }
-        let reply = connection.call_as(face, SERVICE, request).await.map_err(|e| e.to_string())?;
-        self.connection = Some(connection);
-        Reply::parse(&reply).map_err(|e| e.to_string())
+        let reply = match connection.call_as(face, SERVICE, request).await {
+            Ok(reply) => {
+                self.connection = Some(connection);
+                Reply::parse(&reply).map_err(|e| e.to_string())
+            }
+            Err(lost) => Err(lost.to_string()),
+        };
+        *is_unknown |= reply.is_err();
+        reply
     }
 
     async fn dial(&self, face: Face) -> Result<Session, String> {

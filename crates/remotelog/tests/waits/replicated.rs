@@ -9,8 +9,10 @@ use std::task::Poll;
 use std::thread;
 use std::time::Duration;
 
-use remanence_pmem::Survives;
-use remanence_remote::{Reactor, Session, Stop};
+use remanence_persist::Config;
+use remanence_persist::taxonomy::Domain;
+use remanence_pmem::{Region, Survives};
+use remanence_remote::{Reactor, Server, ServerOptions, Session, Stop};
 use remanence_remotelog::replicated::{
     AsyncClient, Client, ClientError, ClientOptions, Host, HostOptions, Malformed, Refusal, Reply, Request,
     SERVICE, StateMachine,
@@ -203,6 +205,41 @@ fn of_an_answer_that_no_message_takes_it_is_said_at_once_that_its_command_was_ca
         assert_eq!(oversized, Err(ClientError::Oversized { len: 5000, max: 4071 }));
         assert_eq!(client.call(&[7; 4039])?, [7; 4039], "and it goes on");
         Ok(())
+    });
+}
+
+/// A host that may have carried a command out has gone, and another one takes no command that is as long.
+#[test]
+fn a_command_that_may_have_been_carried_out_is_not_said_to_be_refused() {
+    let device = Context::open(Options::udp("127.0.0.1".parse().expect("one"))).expect("a device");
+    let host = |bytes| {
+        let region = Region::anonymous(4096).expect("memory");
+        let options = ServerOptions::new(&device, region, 0).declare(Config::software(Domain::Process));
+        let mut server = Server::bind(options.without_buffers().messages(2, bytes)).expect("a server");
+        server.on_call(SERVICE, |call| {
+            Ok(match Request::parse(call.request).expect("a request") {
+                Request::Open => Reply::Opened(1),
+                Request::Command { .. } => Reply::Unknown("too few have confirmed it".into()),
+            }
+            .emit())
+        });
+        server
+    };
+    let (mut long, mut short) = (host(64 << 10), host(4096));
+    let hosts = [long.addr(), short.addr()];
+    let stop = Stop::new();
+    thread::scope(|scope| {
+        scope.spawn(|| long.run(&stop).map(drop));
+        scope.spawn(|| short.run(&stop).map(drop));
+        let options = ClientOptions::default().patience(Duration::from_millis(300));
+        let told =
+            Client::connect(&device, &hosts, options.clone()).and_then(|mut client| client.call(&[7; 6000]));
+        // Whoever asks the second one first has asked nobody who could have carried it out.
+        let refused =
+            Client::connect(&device, &hosts[1..], options).and_then(|mut client| client.call(&[7; 6000]));
+        stop.ask();
+        assert!(matches!(told, Err(ClientError::Unknown(_))), "{told:?}");
+        assert!(matches!(refused, Err(ClientError::Refused(Refusal::TooLong(_)))), "{refused:?}");
     });
 }
 
