@@ -474,8 +474,9 @@ impl Connection {
             let stranger = self.session.stranger(with.shared);
             let left = (with.share - with.progress.carried_out).div_ceil(COMMAND);
             let may_join = self.session.may_join(with.shared);
-            // What is carried out one by one may have to wait one by one.
-            let together = if self.held_back || !may_join { 1 } else { self.run_max.min(left) };
+            // What is carried out one by one may have to wait one by one; and who has waited for an answer is the one who asked.
+            let one_by_one = self.held_back || !may_join || self.session.is_waiting();
+            let together = if one_by_one { 1 } else { self.run_max.min(left) };
             let received = self.decoder.pending();
             match self.decoder.next_run(stranger, together, alike) {
                 Ok(None) => break,

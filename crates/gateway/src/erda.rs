@@ -99,9 +99,24 @@ pub trait Handle {
     /// Does what the server may wait for: see [`Store::rest`].
     fn rest(&mut self) -> Option<Duration>;
 
+    /// Whether the server tells when others are out of the way: see [`Store::tells`].
+    fn tells(&self) -> bool {
+        false
+    }
+
     /// For how long a server that is away is still waited for: see [`Store::away`].
     fn away(&mut self) -> Option<Duration> {
         None
+    }
+
+    /// How much the server has been asked so far: see [`Store::mark`].
+    fn mark(&self) -> u64 {
+        0
+    }
+
+    /// What is asked from here on is asked by who began there: see [`Store::recall`].
+    fn recall(&mut self, mark: Option<u64>) -> Option<u64> {
+        mark.and(None)
     }
 
     /// What becomes readable when the server waits for that: see [`Store::descriptor`].
@@ -608,8 +623,20 @@ impl<H: Handle> Store for Erda<H> {
         self.handle.rest()
     }
 
+    fn tells(&self) -> bool {
+        self.handle.tells()
+    }
+
     fn away(&mut self) -> Option<Duration> {
         self.handle.away()
+    }
+
+    fn mark(&self) -> u64 {
+        self.handle.mark()
+    }
+
+    fn recall(&mut self, mark: Option<u64>) -> Option<u64> {
+        self.handle.recall(mark)
     }
 
     fn descriptor(&mut self) -> Option<BorrowedFd<'_>> {

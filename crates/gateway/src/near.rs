@@ -126,6 +126,10 @@ impl Handle for Near {
         self.parts.rest()
     }
 
+    fn tells(&self) -> bool {
+        true
+    }
+
     fn wake_by(&mut self, wake: Arc<dyn Fn() + Send + Sync>) {
         self.parts.remote().wake_by(Arc::clone(&wake));
         self.wake = Some(wake);

@@ -11,7 +11,8 @@
 //! What connections have changed is written at the end of a round. Where others are in the way of a change, as a store that cleans its log may
 //! be, it [waits](Waiting) with the connection that has made it, and all other ones go on. So does a command that is not written with others:
 //! it is [tried again](Worker::paused). What waits for keys that another command holds is told when that one lets go of them ([`Released`], or
-//! the connection's own [bell](ConnectionWaker)), and what waits for a store whose server is [away](Store::away), when it is back.
+//! the connection's own [bell](ConnectionWaker)), and what waits for a store whose server is [away](Store::away), or has not answered yet, when it
+//! is back: nobody else waits for that, and the store is [tended](Worker::tend_store) meanwhile.
 
 #[cfg(test)]
 mod tests;
@@ -62,10 +63,16 @@ const READ_BUFFER: usize = 64 * 1024;
 /// have more to do than one share. Who is alone has all of it; whoever wants little waits for one round, however many want much.
 const SHARE: usize = 64 * 1024;
 const ROUND: usize = 640 * 1024;
-/// How long changes wait that others are in the way of: between two attempts, first and at most, and in all. And so many bytes of values
-/// wait at most: those of one change more.
+/// How long changes wait that others are in the way of: between two attempts, first and at most, and in all. A store in this process
+/// [tells](Store::tells) when they may be out of the way, and the next attempt is made the first pause later, so that no number of such events makes
+/// more of them. It is told of each change that is refused what room it lacks, and may find nothing that is worth cleaning for that: so
+/// after a second it is asked again. A server elsewhere has no message for any of this. Its protocol has one for those that are to
+/// acknowledge a view, and none for those that it has refused: neither is the end of a write of another client told to anybody, nor that the last
+/// client has acknowledged a view, by which regions come free. So it is asked again and again, ever more seldom, until the time is over.
+/// And so many bytes of values wait at most: those of one change more.
 const PAUSE: Duration = Duration::from_millis(1);
 const PAUSE_MAX: Duration = Duration::from_millis(32);
+const SELDOM: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(30);
 const WAITING: usize = 16 << 20;
 /// How often commands are put off whose key others keep changing, before each is carried out by itself; and how often they are in all.
@@ -327,7 +334,8 @@ impl<S: Store> Worker<S> {
         let mut events = Events::with_capacity(1024);
         while !self.stopping() {
             let now = Instant::now();
-            let wait = match self.has_work() {
+            let is_back = self.tend_store(now);
+            let wait = match is_back || self.has_work() {
                 true => Some(Duration::ZERO),
                 false => self.next_due(now).map(|due| due.saturating_duration_since(now)),
             };
@@ -644,10 +652,26 @@ impl<S: Store> Worker<S> {
         left
     }
 
+    /// Lets a store go on whose server is away or has not answered yet, before this thread sleeps; whether it is back, and somebody waits for
+    /// that.
+    fn tend_store(&mut self, now: Instant) -> bool {
+        self.is_away |= self.store.away().is_some();
+        if !self.is_away {
+            return false;
+        }
+        // What comes from here on wakes this thread, and what has come before is looked at behind this.
+        self.give_rest(now);
+        let is_back = self.store.away().is_none();
+        let is_awaited = !(self.waiting.is_empty() && self.paused.is_empty());
+        self.is_away = !is_back || is_awaited;
+        is_back && is_awaited
+    }
+
     /// When what the store is in the way of is tried again: after a pause, or when a server that is away is not waited for any more.
     fn next_try(&mut self, now: Instant, pause: Duration) -> Instant {
         let away = self.store.away();
         self.is_away |= away.is_some();
+        let pause = if self.store.tells() { SELDOM } else { pause };
         now + away.unwrap_or(pause)
     }
 
@@ -662,6 +686,14 @@ impl<S: Store> Worker<S> {
         if released || is_back {
             self.waiting.iter_mut().for_each(|waiting| waiting.next = Some(now));
         }
+    }
+
+    /// What others are in the way of is tried again soon: they may not be any more.
+    fn hasten_hindered(&mut self, now: Instant) {
+        let soon = now + PAUSE;
+        let waiting = self.waiting.iter_mut().filter_map(|waiting| waiting.next.as_mut());
+        let paused = self.paused.iter_mut().map(|(next, _)| next);
+        waiting.chain(paused).for_each(|next| *next = soon.min(*next));
     }
 
     /// Has a connection find out what a command of its that came out otherwise is answered.
@@ -701,7 +733,8 @@ impl<S: Store> Worker<S> {
             }
             over.extend(waiting.joint.owners());
             let _beside = apart(&common.alone, false);
-            let left = match now.saturating_duration_since(waiting.since) < PATIENCE {
+            let goes_on = now.saturating_duration_since(waiting.since) < PATIENCE;
+            let left = match goes_on || waiting.joint.is_under_way() {
                 true => waiting.joint.write(&mut self.store, &common.shared),
                 false => waiting.joint.give_up(),
             };
@@ -763,15 +796,23 @@ impl<S: Store> Worker<S> {
                 self.common.shared.sweep_by(process::unix_ms());
             }
         }
-        if self.is_wanted.swap(false, Ordering::AcqRel) || self.rest_at.is_some_and(|at| at <= now) {
-            let is_told = self.listen_to_store();
-            let next = self.store.rest().or((!is_told).then_some(TICK));
-            self.rest_at = next.map(|time| now + time);
+        let is_wanted = self.is_wanted.swap(false, Ordering::AcqRel);
+        if is_wanted && self.store.tells() {
+            self.hasten_hindered(now);
+        }
+        if is_wanted || self.rest_at.is_some_and(|at| at <= now) {
+            self.give_rest(now);
         }
         if self.look_at.is_some_and(|at| at <= now) {
             self.look_at = self.look_at_connections().map(|time| now + time);
         }
         self.housekeeping(now);
+    }
+
+    fn give_rest(&mut self, now: Instant) {
+        let is_told = self.listen_to_store();
+        let next = self.store.rest().or((!is_told).then_some(TICK));
+        self.rest_at = next.map(|time| now + time);
     }
 
     /// Has the store's descriptor wake this worker, if there is one; whether the worker will hear of what the store wants.
@@ -903,9 +944,15 @@ impl<S: Store> Worker<S> {
             if self.guests.iter().all(Option::is_none) || left.is_zero() {
                 break;
             }
-            let left = self
-                .next_attempt()
-                .map_or(left, |next| left.min(next.saturating_duration_since(Instant::now())));
+            let now = Instant::now();
+            let is_back = self.tend_store(now);
+            let rest_at = self.rest_at.filter(|_| self.is_away);
+            let due = [self.next_attempt(), rest_at].into_iter().flatten().min();
+            let left = match due {
+                _ if is_back => Duration::ZERO,
+                Some(due) => left.min(due.saturating_duration_since(now)),
+                None => left,
+            };
             if self.poll.poll(&mut events, Some(left)).is_err() {
                 continue;
             }

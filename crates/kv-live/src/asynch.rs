@@ -39,11 +39,10 @@ use std::task::{Context as Task, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use remanence_pmem::Survives;
-use remanence_remote::{Deadlines, Face, Timer, elsewhere};
+use remanence_remote::{Deadlines, Face, Timer};
 use remanence_verbs::Context;
 
-use super::connector::{Connector, delays};
-use super::members::{LATE, Promises};
+use super::connector::{Connector, Path, delays};
 use super::{ConnectOptions, Error, Page, PutOptions, Session, Version};
 use remanence_kv::client::{
     AnyOperation, Call, Client, Completion, Ended, Found, Get, Mux, Output, Put, RemoteMemory as _, Verb,
@@ -473,12 +472,6 @@ struct Driver {
     mux: Mux,
 }
 
-/// Where the store is, and the session with it.
-struct Path {
-    connector: Connector,
-    session: Session,
-}
-
 /// Whatever ends the thread, nobody waits for ever.
 struct Farewell(Arc<Shared>);
 
@@ -515,18 +508,6 @@ fn run(mut driver: Driver) {
 impl Driver {
     fn path(&mut self) -> &mut Path {
         self.path.as_mut().expect("it is only away while this waits for that")
-    }
-
-    /// Does what blocks with what is reached.
-    async fn beside<T: Send + 'static>(&mut self, act: impl FnOnce(&mut Path) -> T + Send + 'static) -> T {
-        let mut path = self.path.take().expect("one thing is done with it at a time");
-        let (path, done) = elsewhere(move || {
-            let done = act(&mut path);
-            (path, done)
-        })
-        .await;
-        self.path = Some(path);
-        done
     }
 
     async fn post(&mut self, verbs: Vec<Verb>) -> Result<Vec<Completion>, Error> {
@@ -654,7 +635,7 @@ impl Driver {
     async fn believe(&mut self, mut ended: Vec<(u64, Ended)>) -> Result<(), Error> {
         let mut over = Ok(());
         if !ended.is_empty() && self.path().connector.is_replicated() {
-            over = self.vouched().await;
+            over = Path::vouched(&mut self.path, &mut self.timer).await;
             let state = self.shared.lock();
             for (number, ended) in &mut ended {
                 let changes = state.slots.get(number).is_none_or(|slot| slot.changes);
@@ -666,31 +647,6 @@ impl Driver {
         }
         self.tell(ended, over.as_ref().err().map(Error::reason).as_deref());
         over
-    }
-
-    /// Whether what was read, and what was said, is that of the primary. Mostly what was read along with it says so; else members are
-    /// asked, which blocks.
-    async fn vouched(&mut self) -> Result<(), Error> {
-        let mut promises = Promises::new();
-        let mut late = None;
-        let Self { path, timer, .. } = self;
-        let connector = &mut path.as_mut().expect("nothing is done with it").connector;
-        let is_enough = std::future::poll_fn(|task| {
-            let enough = connector.glance(&mut promises, task);
-            if enough.is_none() {
-                // Mostly they are there already, and no time is needed.
-                timer.set(Some(*late.get_or_insert_with(|| Instant::now() + LATE)));
-                if timer.poll_over(task).is_pending() {
-                    return Poll::Pending;
-                }
-            }
-            Poll::Ready(enough == Some(true))
-        })
-        .await;
-        if is_enough {
-            return Ok(());
-        }
-        self.beside(|path| path.connector.vouched_by(&mut path.session, promises)).await
     }
 
     fn tell(&self, ended: Vec<(u64, Ended)>, broke: Option<&str>) {
@@ -737,7 +693,7 @@ impl Driver {
         let mut delays = delays();
         loop {
             let options = self.options.clone();
-            let dialled = self.beside(move |path| {
+            let dialled = Path::beside(&mut self.path, move |path| {
                 let (session, view) = path.connector.dial(&options)?;
                 path.session = session;
                 Ok::<_, Error>(view)

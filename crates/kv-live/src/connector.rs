@@ -2,14 +2,14 @@
 //! what comes of an operation.
 
 use std::net::SocketAddr;
-use std::task::Context as Task;
+use std::task::{Context as Task, Poll};
 use std::time::{Duration, Instant};
 
 use remanence_pmem::Survives;
-use remanence_remote::{Delays, Reactor};
+use remanence_remote::{Delays, Reactor, Timer, elsewhere};
 use remanence_verbs::Context;
 
-use super::members::{Members, Promises};
+use super::members::{LATE, Members, Promises};
 use super::session::reactor;
 use super::{Asked, ConnectOptions, Error, MemberStats, Said, Session};
 use remanence_kv::view::View;
@@ -137,5 +137,52 @@ impl Connector {
             Self::Server(..) => Asked::default(),
             Self::Members(members) => members.asked(),
         }
+    }
+}
+
+/// Where the store is, and the session with it: what a client reaches.
+#[derive(Debug)]
+pub(super) struct Path {
+    pub(super) connector: Connector,
+    pub(super) session: Session,
+}
+
+impl Path {
+    /// For a task: does what blocks with what is reached, in a thread beside it. It is away meanwhile.
+    pub(super) async fn beside<T: Send + 'static>(
+        place: &mut Option<Box<Self>>,
+        act: impl FnOnce(&mut Self) -> T + Send + 'static,
+    ) -> T {
+        let mut path = place.take().expect("one thing is done with it at a time");
+        let (path, done) = elsewhere(move || {
+            let done = act(&mut path);
+            (path, done)
+        })
+        .await;
+        *place = Some(path);
+        done
+    }
+
+    /// For a task: as [`Connector::vouched`]. Mostly what was read along with the operation says so; else members are asked, which blocks.
+    pub(super) async fn vouched(place: &mut Option<Box<Self>>, timer: &mut Timer) -> Result<(), Error> {
+        let mut promises = Promises::new();
+        let mut late = None;
+        let connector = &mut place.as_mut().expect("nothing is done with it").connector;
+        let is_enough = std::future::poll_fn(|task| {
+            let enough = connector.glance(&mut promises, task);
+            if enough.is_none() {
+                // Mostly they are there already, and no time is needed.
+                timer.set(Some(*late.get_or_insert_with(|| Instant::now() + LATE)));
+                if timer.poll_over(task).is_pending() {
+                    return Poll::Pending;
+                }
+            }
+            Poll::Ready(enough == Some(true))
+        })
+        .await;
+        if is_enough {
+            return Ok(());
+        }
+        Self::beside(place, |path| path.connector.vouched_by(&mut path.session, promises)).await
     }
 }

@@ -39,6 +39,15 @@ struct HostSession {
     heard: Instant,
 }
 
+/// What lets a change go on that others are in the way of, as it was counted: writes that ended, writes under way, regions that came free and
+/// are free, tables that were replaced, and whether anything is cleaned or grows.
+type Events = [u64; 7];
+
+/// Whether others are in the way, and for how long is their affair.
+const fn hinders(refusal: &Refusal) -> bool {
+    matches!(refusal, Refusal::Unfinished | Refusal::Growing | Refusal::Cleaning)
+}
+
 /// Everything that the serving thread works on.
 pub(super) struct Host {
     pub(super) core: Server<Memory>,
@@ -66,6 +75,9 @@ pub(super) struct Host {
     /// Answers to calls that have come, by session and tag: their values were written together.
     written: BTreeMap<(u64, u32), Reply>,
     locals: Lines,
+    /// Clients of this process that others are in the way of, and what had happened when the first of them was told so.
+    hindered: BTreeSet<u64>,
+    events: Events,
     /// Whether serving goes on.
     open: bool,
     failed: bool,
@@ -136,6 +148,8 @@ impl Host {
             inline: view.inline_max > 0,
             written: BTreeMap::new(),
             locals: Lines::default(),
+            hindered: BTreeSet::new(),
+            events: Events::default(),
             open: true,
             failed: false,
             upkeep,
@@ -215,6 +229,10 @@ impl Host {
         let client = self.peers.get(&session).and_then(|peer| peer.client)?;
         self.calls += 1;
         let mut reply = self.handle(client, request);
+        let is_hindered = |reply: &Reply| matches!(reply, Reply::Refused(refusal) if hinders(refusal));
+        if is_hindered(&reply) || matches!(&reply, Reply::Batch(replies) if replies.iter().any(is_hindered)) {
+            self.hinder(session);
+        }
         // A wait here is one with our lock held: they write themselves, and wait beside each other.
         if let Reply::View(view) = &mut reply {
             view.inline_max = 0;
@@ -241,6 +259,7 @@ impl Host {
         let client = self.peers.get(&session).and_then(|peer| peer.client)?;
         self.calls += 1;
         self.core.put_all(self.clock.now(), client, puts, done);
+        self.hinder_if(session, done);
         let medium = Err(Refusal::Medium);
         if self.region.failure().is_err() || done.contains(&medium) || self.do_turn(1).is_err() {
             self.failed = true;
@@ -248,6 +267,42 @@ impl Host {
         }
         self.stir();
         Some(())
+    }
+
+    fn hinder_if(&mut self, session: u64, done: &[Result<Changed, Refusal>]) {
+        if done.iter().any(|done| done.as_ref().is_err_and(hinders)) {
+            self.hinder(session);
+        }
+    }
+
+    /// Others are in the way of a change of a client of this process, which is [told](Self::tell_hindered) when they may not be any more.
+    fn hinder(&mut self, session: u64) {
+        if self.hindered.is_empty() {
+            self.events = self.events();
+        }
+        self.hindered.insert(session);
+    }
+
+    /// Wakes the clients of this process that others may be out of the way of.
+    fn tell_hindered(&mut self) {
+        if self.hindered.is_empty() || self.events() == self.events {
+            return;
+        }
+        let hindered = std::mem::take(&mut self.hindered);
+        hindered.into_iter().filter_map(|session| self.locals.of(session)).for_each(Line::wake);
+    }
+
+    fn events(&self) -> Events {
+        let (stats, usage) = (self.core.stats(), self.core.usage());
+        [
+            stats.settled + stats.given_up,
+            usage.unfinished as u64,
+            stats.regions_freed,
+            usage.regions_free.into(),
+            stats.grown,
+            usage.cleaning.into(),
+            usage.growing.into(),
+        ]
     }
 
     /// Keeps entries for new keys of a client of this process, which waits for the medium itself before it [begins](Self::begin_all);
@@ -288,6 +343,7 @@ impl Host {
         let client = self.peers.get(&session).and_then(|peer| peer.client)?;
         self.calls += 1;
         let named = self.core.begin_all(self.clock.now(), client, puts, done);
+        self.hinder_if(session, done);
         let medium = Err(Refusal::Medium);
         if self.region.failure().is_err() || done.contains(&medium) {
             self.failed = true;
@@ -616,6 +672,7 @@ impl Host {
             let silent = self.peers.iter().filter(|(session, peer)| is_silent(**session, peer));
             silent.for_each(|(session, _)| self.cutter.notify(*session, view.to_vec()));
         }
+        self.tell_hindered();
         Ok(())
     }
 
@@ -744,6 +801,44 @@ mod tests {
             assert!(begin.elapsed() < Duration::from_secs(120), "it is woken for ever: {host:?}");
         };
         assert!(rest <= PROBE);
+    }
+
+    #[test]
+    fn a_client_of_this_process_that_others_are_in_the_way_of_is_told_when_they_are_not() {
+        use remanence_kv::client::{RemoteMemory as _, Verb};
+        let context =
+            Context::open(Options::udp("127.9.42.5".parse().expect("an address"))).expect("a device");
+        let region = Region::anonymous(8 << 20).expect("memory");
+        let process = remanence_persist::Config::software(remanence_persist::taxonomy::Domain::Process);
+        let options = ServerOptions::region(region).configuration(process);
+        let server = Server::bind(&context, options).expect("a server");
+        let locals = server.locals().expect("alone");
+        until_it_sleeps(&mut lock(&locals.host));
+        let [(_, mut holder), (_, mut hindered), (_, mut other)] = [(); 3].map(|()| locals.connect(16));
+        let told = Arc::new(std::sync::atomic::AtomicU32::new(0));
+        let count = Arc::clone(&told);
+        hindered.wake_by(Arc::new(move || _ = count.fetch_add(1, std::sync::atomic::Ordering::Relaxed)));
+        let times = || told.load(std::sync::atomic::Ordering::Relaxed);
+        let inline =
+            |key: &'static [u8]| Inline { key, value: Some(b"value"), expires: 0, expect: Expect::Any };
+        for n in 1..=3 {
+            let reserved = match holder.post(vec![Verb::Call(put(1))]).expect("an answer").pop() {
+                Some(remanence_kv::client::Completion::Reply(Reply::Reserved(reserved))) => reserved,
+                reply => panic!("{reply:?}"),
+            };
+            let mut done = Vec::new();
+            hindered.put_all(&[inline(&[1])], &mut done).expect("an answer");
+            assert_eq!(done, [Err(Refusal::Unfinished)]);
+            // What others do that makes no difference to it is not told.
+            other.put_all(&[inline(&[2])], &mut Vec::new()).expect("an answer");
+            assert_eq!(times(), n - 1);
+            holder.post(vec![Verb::Call(Request::Abandon { version: reserved.version })]).expect("an answer");
+            assert_eq!(times(), n);
+            done.clear();
+            hindered.put_all(&[inline(&[1])], &mut done).expect("an answer");
+            assert!(matches!(done[..], [Ok(Changed::Value(_))]), "{done:?}");
+        }
+        assert_eq!(times(), 3, "who is not hindered any more is told nothing");
     }
 
     #[test]

@@ -64,7 +64,7 @@ pub use medium::{Inspected, inspect, repair};
 pub use member::{Held, Member, MemberMetrics, MemberOptions, MemberStats, Role, Said};
 pub use members::Asked;
 pub use remanence_kv::format::superblock::{file_options, image};
-pub use remanence_remote::Stop;
+pub use remanence_remote::{Face, Reactor, Stop};
 pub use salvage::{Salvaged, read_all, salvage};
 pub use server::{Metrics, Server, ServerOptions};
 pub use session::{ConnectOptions, Session};

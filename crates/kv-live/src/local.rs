@@ -80,7 +80,7 @@ impl Line {
         self.wake();
     }
 
-    fn wake(&self) {
+    pub(super) fn wake(&self) {
         if let Some(wake) = &*self.wake.lock() {
             wake();
         }
@@ -155,8 +155,9 @@ pub struct Local {
 }
 
 impl Local {
-    /// From here on this is called, by the server's thread, when the server waits for a word of an idle client, which
-    /// [`attend`](remanence_kv::client::attend) says, or has cut it off. What is called may not wait for the server.
+    /// From here on this is called, by whoever has the server's lock, when the server waits for a word of an idle client, which
+    /// [`attend`](remanence_kv::client::attend) says, or has cut it off, or others may be out of the way of a change that it refused: as writers
+    /// of the key, cleaning, and the table's growth are. What is called may not wait for the server.
     pub fn wake_by(&self, wake: Arc<dyn Fn() + Send + Sync>) {
         *self.line.wake.lock() = Some(wake);
     }

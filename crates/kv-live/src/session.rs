@@ -34,8 +34,13 @@ pub(super) fn nap(tries: u32) {
     if tries <= YIELDS {
         std::thread::yield_now();
     } else {
-        std::thread::sleep(NAP_MAX.min(Duration::from_micros(50) * (tries - YIELDS)));
+        std::thread::sleep(nap_of(tries));
     }
+}
+
+/// How long such a wait is, for who does not only offer the processor.
+pub(super) fn nap_of(tries: u32) -> Duration {
+    NAP_MAX.min(Duration::from_micros(50) * tries.saturating_sub(YIELDS).max(1))
 }
 
 /// How a client connects.
@@ -299,13 +304,32 @@ impl Session {
 
     /// One call of the host's own.
     pub(super) fn ask(&mut self, what: What, body: &[u8]) -> Result<Vec<u8>, Error> {
+        at_once(self.ask_as(Face::Thread, what, body))
+    }
+
+    /// The same, of a task too.
+    pub(super) async fn ask_as(&mut self, face: Face, what: What, body: &[u8]) -> Result<Vec<u8>, Error> {
         let mut calls = Vec::new();
         let tag = self.emit(what, body, &mut calls);
         let works: Vec<Work<'_>> =
             calls.iter().map(|request| Work::Call { service: SERVICE, request }).collect();
-        let last = self.remote.together(&works)?.pop();
+        let last = self.remote.together_as(face, &works).await?.pop();
         let Some(Done::Reply(answer)) = last else { return Err(Error::Protocol("no answer")) };
-        at_once(self.answered(Face::Thread, tag, answer))
+        self.answered(face, tag, answer).await
+    }
+
+    /// Whether others may be waited for again, after so many waits less one.
+    pub(super) fn may_wait(&mut self, tries: u32) -> Result<(), Error> {
+        if tries <= 1 {
+            self.waiting = Instant::now();
+        }
+        if self.waiting.elapsed() >= self.patience {
+            return Err(Error::Waited(
+                self.patience.as_secs(),
+                "writers of the key, or the cleaning of its log",
+            ));
+        }
+        Ok(())
     }
 
     /// The reactor that the session is on.
@@ -555,15 +579,7 @@ impl RemoteMemory for Session {
     }
 
     fn again(&mut self, tries: u32) -> Result<(), Error> {
-        if tries <= 1 {
-            self.waiting = Instant::now();
-        }
-        if self.waiting.elapsed() >= self.patience {
-            return Err(Error::Waited(
-                self.patience.as_secs(),
-                "writers of the key, or the cleaning of its log",
-            ));
-        }
+        self.may_wait(tries)?;
         nap(tries);
         Ok(())
     }

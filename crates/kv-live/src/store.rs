@@ -6,15 +6,16 @@ use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use remanence_pmem::Survives;
+use remanence_remote::{Face, Reactor, Timer, at_once};
 use remanence_verbs::Context;
 
-use super::connector::{Connector, delays};
+use super::connector::{Connector, Path, delays};
 use super::members::Members;
-use super::session::reactor;
+use super::session::{nap_of, reactor};
 use super::wire::{What, emit_words, parse_words};
 use super::{Asked, ConnectOptions, Error, Held, MemberStats, Said, Session, StoreStats};
 use remanence_kv::client::{
-    self, Call, Client, Found, Get, Many, Operation, Progress, RemoteMemory as _, attend,
+    self, Call, Client, Found, Get, Many, Operation, Progress, RemoteMemory as _, Verb,
 };
 use remanence_kv::proto::{Expect, Inline, Refusal, Reply, Request};
 use remanence_kv::server::Scrubbed;
@@ -26,6 +27,8 @@ const TOGETHER: usize = 256;
 const TOGETHER_BYTES: usize = 4 << 20;
 /// Who has been idle for so long looks first whether the connection is still there.
 const IDLE: Duration = Duration::from_millis(20);
+/// While a task waits for what blocks, nobody else can have the store.
+const HERE: &str = "it is only away while its task waits for that";
 
 /// Versions count over the whole store and over restarts; none is used twice.
 pub type Version = u64;
@@ -74,11 +77,17 @@ pub struct Page {
 /// A GET is one or two one-sided READs. A change that returns has happened, and in a store of mode `durable` it survives what
 /// the server's medium survives. When the connection breaks, it connects again, and repeats what can be repeated: GETs, and
 /// PUTs whose value was not on its way. For other changes it says [`Error::Unknown`], and does not guess.
+///
+/// What a call waits for it waits for as a thread does. Some are there for a task as well, under a name that ends in `_as`, which is
+/// told to wait as [`Face::Task`]: for a thread that serves others meanwhile. A store that [connects again](ConnectOptions::reconnect)
+/// by itself blocks in these as long as that takes.
 #[derive(Debug)]
 pub struct Store {
     client: Client,
-    session: Session,
-    connector: Connector,
+    /// What is reached, but while something that blocks is done with it for a task.
+    path: Option<Box<Path>>,
+    /// For whatever a task waits for if nothing comes.
+    timer: Timer,
     options: ConnectOptions,
     /// Whether the session is over.
     broken: bool,
@@ -126,8 +135,8 @@ impl Store {
     fn over(connector: Connector, session: Session, view: View, options: ConnectOptions) -> Self {
         Self {
             client: Client::new(view, options.locations),
-            session,
-            connector,
+            timer: session.reactor().timer(),
+            path: Some(Box::new(Path { connector, session })),
             options,
             broken: false,
             used: Instant::now(),
@@ -154,26 +163,26 @@ impl Store {
     /// # Errors
     /// Something else listens in a member's place.
     pub fn members(&mut self) -> Result<Vec<(String, Said)>, Error> {
-        self.connector.stats()
+        self.path_mut().connector.stats()
     }
 
     /// What the primary said of itself when it was connected to; `None` if the store lies on one server.
     #[must_use]
     pub fn primary(&self) -> Option<&MemberStats> {
-        self.connector.primary()
+        self.path().connector.primary()
     }
 
     /// How often members were asked whether the primary may be believed; zeros if the store lies on one server.
     #[must_use]
     pub fn asked(&self) -> Asked {
-        self.connector.asked()
+        self.path().connector.asked()
     }
 
     /// The client and its connection, for a host of one's own. Of a store on several members, nobody vouches any more for what
     /// such a host reads: it may come from a primary that was replaced.
     #[must_use]
     pub fn into_parts(self) -> (Client, Session) {
-        (self.client, self.session)
+        (self.client, self.path.expect(HERE).session)
     }
 
     /// The client: its view, and what it has counted.
@@ -186,12 +195,21 @@ impl Store {
     /// and `None` before there was one; on several members, what a record does in the primary's log, by its word.
     #[must_use]
     pub fn survives(&self) -> Option<Survives> {
-        self.connector.survives(&self.session)
+        let path = self.path();
+        path.connector.survives(&path.session)
     }
 
     /// The connection to the server that is used now.
-    pub const fn session(&mut self) -> &mut Session {
-        &mut self.session
+    pub fn session(&mut self) -> &mut Session {
+        &mut self.path_mut().session
+    }
+
+    fn path(&self) -> &Path {
+        self.path.as_ref().expect(HERE)
+    }
+
+    fn path_mut(&mut self) -> &mut Path {
+        self.path.as_mut().expect(HERE)
     }
 
     /// Whether the connection stands, as far as the last operation could see.
@@ -211,7 +229,15 @@ impl Store {
     /// # Errors
     /// The server cannot be reached, the key is none, the value is damaged.
     pub fn get(&mut self, key: &[u8]) -> Result<Option<Found>, Error> {
-        self.repeat(|store| Ok(store.look(Get::new(key))??))
+        at_once(self.get_as(Face::Thread, key))
+    }
+
+    /// As [`get`](Self::get), of a task too.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get).
+    pub async fn get_as(&mut self, face: Face, key: &[u8]) -> Result<Option<Found>, Error> {
+        self.repeat(face, || Get::new(key), |found| Ok(found?)).await
     }
 
     /// The first bytes of a key's value, so many or all if it has fewer, and perhaps more: of a long value no more is read than that, and it
@@ -220,7 +246,15 @@ impl Store {
     /// # Errors
     /// As [`get`](Self::get).
     pub fn get_front(&mut self, key: &[u8], max: usize) -> Result<Option<Found>, Error> {
-        self.repeat(|store| Ok(store.look(Get::front(key, max))??))
+        at_once(self.get_front_as(Face::Thread, key, max))
+    }
+
+    /// As [`get_front`](Self::get_front), of a task too.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get).
+    pub async fn get_front_as(&mut self, face: Face, key: &[u8], max: usize) -> Result<Option<Found>, Error> {
+        self.repeat(face, || Get::front(key, max), |found| Ok(found?)).await
     }
 
     /// The values of several keys, their READs under one doorbell.
@@ -228,14 +262,25 @@ impl Store {
     /// # Errors
     /// As [`get`](Self::get).
     pub fn get_many<K: AsRef<[u8]>>(&mut self, keys: &[K]) -> Result<Vec<Option<Found>>, Error> {
+        at_once(self.get_many_as(Face::Thread, keys))
+    }
+
+    /// As [`get_many`](Self::get_many), of a task too.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get).
+    pub async fn get_many_as<K: AsRef<[u8]>>(
+        &mut self,
+        face: Face,
+        keys: &[K],
+    ) -> Result<Vec<Option<Found>>, Error> {
         let mut all = Vec::with_capacity(keys.len());
         for some in keys.chunks(TOGETHER) {
-            let found = self.repeat(|store| {
-                let gets = some.iter().map(|key| Get::new(key.as_ref())).collect();
-                let found = store.look(Many::new(gets))?;
+            let gets = || Many::new(some.iter().map(|key| Get::new(key.as_ref())).collect());
+            let found = self.repeat(face, gets, |found| {
                 found.into_iter().map(|found| Ok(found?)).collect::<Result<Vec<_>, Error>>()
-            })?;
-            all.extend(found);
+            });
+            all.extend(found.await?);
         }
         Ok(all)
     }
@@ -273,7 +318,7 @@ impl Store {
     /// # Errors
     /// As [`put_many`](Self::put_many).
     pub fn change_many(&mut self, changes: &[Change<'_>]) -> Result<Vec<Result<Version, Error>>, Error> {
-        let outcomes = self.change_all(changes, false)?;
+        let outcomes = at_once(self.change_all(Face::Thread, changes, false))?;
         Ok(outcomes.into_iter().map(|outcome| outcome.expect("who waits has an answer")).collect())
     }
 
@@ -286,11 +331,24 @@ impl Store {
         &mut self,
         changes: &[Change<'_>],
     ) -> Result<Vec<Option<Result<Version, Error>>>, Error> {
-        self.change_all(changes, true)
+        at_once(self.change_at_once_as(Face::Thread, changes))
     }
 
-    fn change_all(
+    /// As [`change_at_once`](Self::change_at_once), of a task too.
+    ///
+    /// # Errors
+    /// As [`change_many`](Self::change_many).
+    pub async fn change_at_once_as(
         &mut self,
+        face: Face,
+        changes: &[Change<'_>],
+    ) -> Result<Vec<Option<Result<Version, Error>>>, Error> {
+        self.change_all(face, changes, true).await
+    }
+
+    async fn change_all(
+        &mut self,
+        face: Face,
         changes: &[Change<'_>],
         at_once: bool,
     ) -> Result<Vec<Option<Result<Version, Error>>>, Error> {
@@ -303,19 +361,20 @@ impl Store {
             let len = change.value.map_or(0, <[u8]>::len);
             let again = !keys.insert(change.key);
             if !lot.is_empty() && (again || lot.len() == TOGETHER || bytes + len > TOGETHER_BYTES) {
-                self.change_lot(changes, std::mem::take(&mut lot), at_once, &mut outcomes)?;
+                self.change_lot(face, changes, std::mem::take(&mut lot), at_once, &mut outcomes).await?;
                 bytes = 0;
                 keys = BTreeSet::from([change.key]);
             }
             lot.push(n);
             bytes += len;
         }
-        self.change_lot(changes, lot, at_once, &mut outcomes)?;
+        self.change_lot(face, changes, lot, at_once, &mut outcomes).await?;
         Ok(outcomes)
     }
 
-    fn change_lot(
+    async fn change_lot(
         &mut self,
+        face: Face,
         changes: &[Change<'_>],
         mut lot: Vec<usize>,
         at_once: bool,
@@ -323,10 +382,10 @@ impl Store {
     ) -> Result<(), Error> {
         let since = Instant::now();
         while !lot.is_empty() {
-            if let Err(error) = self.ready(since) {
+            if let Err(error) = self.ready(face, since).await {
                 return self.not_begun(&lot, outcomes, error);
             }
-            let now = self.session.now();
+            let now = self.path().session.now();
             let expires = |ttl: Duration| {
                 let milliseconds = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
                 now.saturating_add(milliseconds.max(1))
@@ -338,14 +397,14 @@ impl Store {
             let mut many = Many::new(lot.iter().map(one).collect());
             let mut next = Vec::new();
             let mut fenced;
-            match self.carry_on(&mut many, |many| at_once && many.is_stopped()) {
+            match self.carry_on(face, &mut many, |many| at_once && many.is_stopped()).await {
                 Ok(done) => {
                     let done: Vec<_> = match done {
                         Some(done) => done.into_iter().map(Some).collect(),
                         None => many.outcomes().map(|(_, done)| done.cloned()).collect(),
                     };
                     many.cancel(&mut self.client);
-                    fenced = self.vouched().err();
+                    fenced = self.vouched(face).await.err();
                     let vouched = fenced.is_none();
                     for (n, outcome) in lot.iter().zip(done) {
                         let Some(outcome) = outcome else { continue };
@@ -428,9 +487,9 @@ impl Store {
     pub fn delete(&mut self, key: &[u8], expect: Expect) -> Result<Option<Version>, Error> {
         let since = Instant::now();
         loop {
-            self.ready(since)?;
+            at_once(self.ready(Face::Thread, since))?;
             let mut delete = Call::delete(key, expect);
-            match self.carry(&mut delete) {
+            match at_once(self.carry(Face::Thread, &mut delete)) {
                 Ok(Ok(Reply::Done { version })) => return Ok((version > 0).then_some(version)),
                 Ok(Ok(_)) => return Err(Error::Protocol("no answer to a DELETE")),
                 Ok(Err(client::Error::Refused(Refusal::Fenced))) => {
@@ -458,12 +517,22 @@ impl Store {
     /// # Errors
     /// The server cannot be reached.
     pub fn scan(&mut self, cursor: u64, limit: u32) -> Result<Page, Error> {
-        self.repeat(|store| match store.look(Call::new(Request::Scan { cursor, limit }))?? {
+        at_once(self.scan_as(Face::Thread, cursor, limit))
+    }
+
+    /// As [`scan`](Self::scan), of a task too.
+    ///
+    /// # Errors
+    /// The server cannot be reached.
+    pub async fn scan_as(&mut self, face: Face, cursor: u64, limit: u32) -> Result<Page, Error> {
+        let scan = || Call::new(Request::Scan { cursor, limit });
+        let read = |reply: Result<Reply, client::Error>| match reply? {
             Reply::Page { next, keys, nameless } => {
                 Ok(Page { keys, next: next.filter(|next| *next > cursor), nameless })
             }
             _ => Err(Error::Protocol("no answer to a scan")),
-        })
+        };
+        self.repeat(face, scan, read).await
     }
 
     /// How many keys begin with each byte, of those bytes that any key begins with; and whether all have been counted: a store
@@ -472,10 +541,19 @@ impl Store {
     /// # Errors
     /// The server cannot be reached.
     pub fn counts(&mut self) -> Result<(bool, Vec<(u8, u64)>), Error> {
-        self.repeat(|store| match store.look(Call::new(Request::Count))?? {
+        at_once(self.counts_as(Face::Thread))
+    }
+
+    /// As [`counts`](Self::counts), of a task too.
+    ///
+    /// # Errors
+    /// The server cannot be reached.
+    pub async fn counts_as(&mut self, face: Face) -> Result<(bool, Vec<(u8, u64)>), Error> {
+        let read = |reply: Result<Reply, client::Error>| match reply? {
             Reply::Counts { whole, counts } => Ok((whole, counts)),
             _ => Err(Error::Protocol("no answer to a count")),
-        })
+        };
+        self.repeat(face, || Call::new(Request::Count), read).await
     }
 
     /// Takes away what some keys have, from a cursor on (0 at first), those that begin with a byte or all; returns where to go on.
@@ -484,10 +562,24 @@ impl Store {
     /// # Errors
     /// The server cannot be reached, or refuses; then this may be repeated.
     pub fn clear(&mut self, first: Option<u8>, cursor: u64) -> Result<Option<u64>, Error> {
-        self.repeat(|store| match store.look(Call::new(Request::Clear { first, cursor }))?? {
+        at_once(self.clear_as(Face::Thread, first, cursor))
+    }
+
+    /// As [`clear`](Self::clear), of a task too.
+    ///
+    /// # Errors
+    /// As [`clear`](Self::clear).
+    pub async fn clear_as(
+        &mut self,
+        face: Face,
+        first: Option<u8>,
+        cursor: u64,
+    ) -> Result<Option<u64>, Error> {
+        let read = |reply: Result<Reply, client::Error>| match reply? {
             Reply::Page { next, .. } => Ok(next.filter(|next| *next > cursor)),
             _ => Err(Error::Protocol("no answer to a clear")),
-        })
+        };
+        self.repeat(face, || Call::new(Request::Clear { first, cursor }), read).await
     }
 
     /// What the server did, and how full it is.
@@ -495,10 +587,16 @@ impl Store {
     /// # Errors
     /// The server cannot be reached.
     pub fn stats(&mut self) -> Result<StoreStats, Error> {
-        self.repeat(|store| {
-            let said = store.session.ask(What::Stats, &[])?;
-            StoreStats::parse(&said).ok_or(Error::Protocol("its figures are none"))
-        })
+        at_once(self.stats_as(Face::Thread))
+    }
+
+    /// As [`stats`](Self::stats), of a task too.
+    ///
+    /// # Errors
+    /// The server cannot be reached.
+    pub async fn stats_as(&mut self, face: Face) -> Result<StoreStats, Error> {
+        let said = self.ask(face, What::Stats, &[]).await?;
+        StoreStats::parse(&said).ok_or(Error::Protocol("its figures are none"))
     }
 
     /// Has the server read and verify some values from a cursor on (0 at first), and repair what can be repaired.
@@ -515,29 +613,28 @@ impl Store {
     /// # Errors
     /// The server cannot be reached.
     pub fn scrub_all(&mut self, cursor: u64, limit: u32) -> Result<(Scrubbed, Vec<(String, Held)>), Error> {
-        self.repeat(|store| {
-            let mut tries = 0;
-            let (said, [verified, repaired, lost, next]) = loop {
-                // The third word: this client asks again while members are being asked.
-                let said = store.session.ask(What::Scrub, &emit_words(&[cursor, limit.into(), 1]))?;
-                let words: [u64; 4] = parse_words(&said).ok_or(Error::Protocol("no answer to a scrub"))?;
-                if words[3] != cursor {
-                    break (said, words);
-                }
-                tries += 1;
-                store.session.again(tries)?;
-            };
-            let next = (next != u64::MAX && next > cursor).then_some(next);
-            // Members of an earlier release say nothing of others.
-            let behind = said.get(5 * 8..).unwrap_or_default().chunks_exact(16);
-            let held = behind.filter_map(|words| {
-                let [damaged, repaired] = parse_words(words)?;
-                Some(Held { damaged, repaired })
-            });
-            let names = store.connector.primary().map_or(&[][..], |said| &said.members);
-            let held = names.iter().cloned().zip(held).collect();
-            Ok((Scrubbed { verified, repaired, lost, next }, held))
-        })
+        let mut tries = 0;
+        let (said, [verified, repaired, lost, next]) = loop {
+            // The third word: this client asks again while members are being asked.
+            let words = emit_words(&[cursor, limit.into(), 1]);
+            let said = at_once(self.ask(Face::Thread, What::Scrub, &words))?;
+            let words: [u64; 4] = parse_words(&said).ok_or(Error::Protocol("no answer to a scrub"))?;
+            if words[3] != cursor {
+                break (said, words);
+            }
+            tries += 1;
+            self.session().again(tries)?;
+        };
+        let next = (next != u64::MAX && next > cursor).then_some(next);
+        // Members of an earlier release say nothing of others.
+        let behind = said.get(5 * 8..).unwrap_or_default().chunks_exact(16);
+        let held = behind.filter_map(|words| {
+            let [damaged, repaired] = parse_words(words)?;
+            Some(Held { damaged, repaired })
+        });
+        let names = self.primary().map_or(&[][..], |said| &said.members);
+        let held = names.iter().cloned().zip(held).collect();
+        Ok((Scrubbed { verified, repaired, lost, next }, held))
     }
 
     /// Has the server clean all logs, one after the other. Returns at once; [`stats`](Self::stats) shows how far it is.
@@ -545,14 +642,20 @@ impl Store {
     /// # Errors
     /// The server cannot be reached.
     pub fn compact(&mut self) -> Result<(), Error> {
-        self.repeat(|store| store.session.ask(What::Compact, &[]).map(drop))
+        at_once(self.ask(Face::Thread, What::Compact, &[])).map(drop)
     }
 
     /// The connection's descriptor, if it was connected with [one](ConnectOptions::descriptor): it becomes readable when something comes, until
     /// this is called again. What came before does not count: who is to sleep has it [rest](Self::rest) behind this call.
     #[must_use]
     pub fn arm(&self) -> Option<BorrowedFd<'_>> {
-        self.session.reactor().arm()
+        self.path().session.reactor().arm()
+    }
+
+    /// What all of the store's sessions wait by: for a thread that carries out what waits as a task.
+    #[must_use]
+    pub fn reactor(&self) -> &Reactor {
+        self.path().session.reactor()
     }
 
     /// Does what the server may wait for: to be called now and then while idle, at least once per
@@ -561,30 +664,105 @@ impl Store {
     /// # Errors
     /// The server cannot be reached.
     pub fn rest(&mut self) -> Result<(), Error> {
-        self.repeat(|store| attend(&mut store.client, &mut store.session))
+        at_once(self.rest_as(Face::Thread))
     }
 
-    const fn is_replicated(&self) -> bool {
-        self.connector.is_replicated()
-    }
-
-    /// Something that may be carried out any number of times.
-    fn repeat<T>(&mut self, mut once: impl FnMut(&mut Self) -> Result<T, Error>) -> Result<T, Error> {
+    /// As [`rest`](Self::rest), of a task too.
+    ///
+    /// # Errors
+    /// The server cannot be reached.
+    pub async fn rest_as(&mut self, face: Face) -> Result<(), Error> {
         let since = Instant::now();
         loop {
-            self.ready(since)?;
-            match once(self) {
-                Err(error) if error.is_end() => self.lost(error, since)?,
-                Err(Error::Refused(Refusal::Medium)) if self.is_replicated() => {
-                    self.lost(Error::Deposed, since)?
-                }
-                // Somebody writes, and the server had to be asked.
-                Err(Error::Refused(Refusal::Unfinished)) if since.elapsed() < self.options.waits() => {
-                    self.session.again(2)?;
-                }
-                outcome => return outcome,
+            self.ready(face, since).await?;
+            let rested = self.attend(face).await;
+            if let Some(()) = self.judged(face, rested, since).await? {
+                return Ok(());
             }
         }
+    }
+
+    fn is_replicated(&self) -> bool {
+        self.path().connector.is_replicated()
+    }
+
+    /// Carries out something that may be carried out any number of times, and reads what came of it.
+    async fn repeat<O: Operation, T>(
+        &mut self,
+        face: Face,
+        new: impl Fn() -> O,
+        read: impl Fn(O::Output) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let since = Instant::now();
+        loop {
+            self.ready(face, since).await?;
+            let once = self.look(face, new()).await.and_then(&read);
+            if let Some(done) = self.judged(face, once, since).await? {
+                return Ok(done);
+            }
+        }
+    }
+
+    /// The same of a call of the host's own.
+    async fn ask(&mut self, face: Face, what: What, body: &[u8]) -> Result<Vec<u8>, Error> {
+        let since = Instant::now();
+        loop {
+            self.ready(face, since).await?;
+            let said = self.path_mut().session.ask_as(face, what, body).await;
+            if let Some(said) = self.judged(face, said, since).await? {
+                return Ok(said);
+            }
+        }
+    }
+
+    /// What came of something that may be carried out any number of times; `None`: it is to be carried out again.
+    async fn judged<T>(
+        &mut self,
+        face: Face,
+        once: Result<T, Error>,
+        since: Instant,
+    ) -> Result<Option<T>, Error> {
+        match once {
+            Err(error) if error.is_end() => self.lost(error, since)?,
+            Err(Error::Refused(Refusal::Medium)) if self.is_replicated() => {
+                self.lost(Error::Deposed, since)?
+            }
+            // Somebody writes, and the server had to be asked.
+            Err(Error::Refused(Refusal::Unfinished)) if since.elapsed() < self.options.waits() => {
+                self.again(face, 2).await?;
+            }
+            outcome => return outcome.map(Some),
+        }
+        Ok(None)
+    }
+
+    /// Waits for others, as [`RemoteMemory::again`](client::RemoteMemory::again).
+    async fn again(&mut self, face: Face, tries: u32) -> Result<(), Error> {
+        let session = &mut self.path.as_mut().expect(HERE).session;
+        match face {
+            Face::Thread => session.again(tries),
+            Face::Task => {
+                session.may_wait(tries)?;
+                let timer = &mut self.timer;
+                timer.set(Some(Instant::now() + nap_of(tries)));
+                std::future::poll_fn(|task| timer.poll_over(task)).await;
+                Ok(())
+            }
+        }
+    }
+
+    async fn post(&mut self, face: Face, verbs: Vec<Verb>) -> Result<Vec<client::Completion>, Error> {
+        self.path_mut().session.post_as(face, verbs).await
+    }
+
+    /// Takes the newest view, and says what there is to say.
+    async fn attend(&mut self, face: Face) -> Result<(), Error> {
+        let attention = self.client.attention();
+        let done = self.post(face, attention).await?;
+        if let Some(acknowledge) = self.client.attended(done) {
+            self.post(face, vec![acknowledge]).await?;
+        }
+        Ok(())
     }
 
     /// The session is over. Whether to go on.
@@ -597,13 +775,13 @@ impl Store {
     }
 
     /// There is a session, and this client is up to date with what it was told.
-    fn ready(&mut self, since: Instant) -> Result<(), Error> {
+    async fn ready(&mut self, face: Face, since: Instant) -> Result<(), Error> {
         if !self.broken && self.used.elapsed() >= IDLE {
             // It may have been cut off meanwhile. If that is found before a change is sent, there is no doubt of what
             // became of it.
-            match self.session.noticed() {
+            match self.session().noticed() {
                 Ok(view) if view.is_none_or(|view| view <= self.client.view().number) => {}
-                Ok(_) => self.broken = attend(&mut self.client, &mut self.session).is_err(),
+                Ok(_) => self.broken = self.attend(face).await.is_err(),
                 Err(_) => self.broken = true,
             }
         }
@@ -612,9 +790,10 @@ impl Store {
         }
         let mut delays = delays();
         while self.broken {
-            match self.connector.dial(&self.options) {
+            let path = self.path.as_mut().expect(HERE);
+            match path.connector.dial(&self.options) {
                 Ok((session, view)) => {
-                    self.session = session;
+                    path.session = session;
                     self.client.adopt(view);
                     self.broken = false;
                     self.reconnected += 1;
@@ -635,8 +814,8 @@ impl Store {
 
     /// Carries out what changes nothing. If the connection breaks it is over: an operation that counted as being under way
     /// for ever would keep this client from acknowledging any later view.
-    fn look<O: Operation>(&mut self, mut operation: O) -> Result<O::Output, Error> {
-        let outcome = self.carry(&mut operation);
+    async fn look<O: Operation>(&mut self, face: Face, mut operation: O) -> Result<O::Output, Error> {
+        let outcome = self.carry(face, &mut operation).await;
         if outcome.is_err() {
             operation.cancel(&mut self.client);
         }
@@ -645,59 +824,62 @@ impl Store {
 
     /// Carries an operation out, and asks whether what came of it may be believed. If the connection breaks, it is left as it
     /// is, to be looked at, and then cancelled.
-    fn carry<O: Operation>(&mut self, operation: &mut O) -> Result<O::Output, Error> {
-        let output = self.carry_out(operation)?;
-        self.vouched()?;
-        Ok(output)
-    }
-
-    /// Whether what was read, and what was said, is that of the primary.
-    fn vouched(&mut self) -> Result<(), Error> {
-        self.connector.vouched(&mut self.session)
-    }
-
-    fn carry_out<O: Operation>(&mut self, operation: &mut O) -> Result<O::Output, Error> {
-        let output = self.carry_on(operation, |_| false)?;
+    async fn carry<O: Operation>(&mut self, face: Face, operation: &mut O) -> Result<O::Output, Error> {
+        let output = self.carry_on(face, operation, |_| false).await?;
+        self.vouched(face).await?;
         Ok(output.expect("it waits for as long as it takes"))
     }
 
-    /// The same, until it would have to wait for others and `stops`; it is to be cancelled then.
-    fn carry_on<O: Operation>(
+    /// Whether what was read, and what was said, is that of the primary.
+    async fn vouched(&mut self, face: Face) -> Result<(), Error> {
+        match face {
+            Face::Thread => {
+                let path = self.path_mut();
+                path.connector.vouched(&mut path.session)
+            }
+            Face::Task => Path::vouched(&mut self.path, &mut self.timer).await,
+        }
+    }
+
+    /// Carries an operation out, until it would have to wait for others and `stops`; it is to be cancelled then.
+    async fn carry_on<O: Operation>(
         &mut self,
+        face: Face,
         operation: &mut O,
         stops: impl Fn(&O) -> bool,
     ) -> Result<Option<O::Output>, Error> {
-        self.connector.look_ahead();
+        self.path_mut().connector.look_ahead();
         let mut completions = Vec::new();
         let mut tries = 0;
         let output = loop {
-            match operation.step(&mut self.client, self.session.now(), std::mem::take(&mut completions)) {
-                Progress::Post(verbs) => completions = self.session.post(verbs)?,
+            let now = self.path().session.now();
+            match operation.step(&mut self.client, now, std::mem::take(&mut completions)) {
+                Progress::Post(verbs) => completions = self.post(face, verbs).await?,
                 Progress::Again if stops(operation) => break None,
                 Progress::Again => {
                     tries += 1;
-                    self.session.again(tries)?;
-                    attend(&mut self.client, &mut self.session)?;
+                    self.again(face, tries).await?;
+                    self.attend(face).await?;
                 }
                 Progress::Done(output) => break Some(output),
             }
         };
         // What it brought stands, whatever becomes of the connection now.
-        self.broken |= self.tidy().is_err();
+        self.broken |= self.tidy(face).await.is_err();
         self.used = Instant::now();
         Ok(output)
     }
 
     /// Says what there is to say when nothing is under way.
-    fn tidy(&mut self) -> Result<(), Error> {
-        if self.session.take_notice().is_some_and(|view| view > self.client.view().number) {
-            attend(&mut self.client, &mut self.session)?;
+    async fn tidy(&mut self, face: Face) -> Result<(), Error> {
+        if self.session().take_notice().is_some_and(|view| view > self.client.view().number) {
+            self.attend(face).await?;
         }
         while let Some(report) = self.client.poll_report() {
-            self.session.post(vec![client::Verb::Call(report)])?;
+            self.post(face, vec![Verb::Call(report)]).await?;
         }
         if let Some(acknowledge) = self.client.poll_acknowledgement() {
-            self.session.post(vec![client::Verb::Call(acknowledge)])?;
+            self.post(face, vec![Verb::Call(acknowledge)]).await?;
         }
         Ok(())
     }

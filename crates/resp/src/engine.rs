@@ -17,6 +17,7 @@ use crate::holds::{Holds, Keys};
 use crate::joint::{Joined, Joint, Piece, Verdict};
 use crate::parts::{self, Applied, Folded};
 use crate::protocol::{Decoder, Limits, Request, Run, Version, Writer};
+use crate::replay::{Record, Replay};
 use crate::stats::Stats;
 use crate::store::{Fetched, Key, Store, StoreError};
 use crate::sweep::Round;
@@ -519,14 +520,14 @@ impl Shared {
         match folded {
             // Whoever changes the hash next has a chance to take the batch out before the next step.
             Ok(Folded::Applied(applied)) => drop(folds.applied.insert(name.clone(), applied)),
-            Ok(Folded::Late) | Err(StoreError::InTheWay) => {}
+            Ok(Folded::Late) | Err(StoreError::InTheWay | StoreError::UnderWay) => {}
             Ok(Folded::Done | Folded::More) | Err(_) => drop(folds.applied.remove(&name)),
         }
         if folded == Err(StoreError::Full) && folds.full.len() < FULL_MAX {
             folds.full.insert(name.clone());
         }
         // Where somebody has changed it meanwhile it is still to be done, and not at once.
-        let folded = if folded == Err(StoreError::InTheWay) { Ok(Folded::Late) } else { folded };
+        let folded = if folded.as_ref().is_err_and(StoreError::waits) { Ok(Folded::Late) } else { folded };
         if matches!(folded, Ok(Folded::Applied(_) | Folded::More | Folded::Late)) {
             folds.due.insert(name);
             self.folds_due.store(folds.due.len(), Ordering::Relaxed);
@@ -673,6 +674,10 @@ pub struct Session {
     waits_since: Option<i64>,
     /// What that command has done so far, and does not do again: how many keys it has deleted, or that what it depends on holds.
     pub(crate) so_far: Option<i64>,
+    /// The store's [mark](Store::mark) when that command began.
+    mark: Option<u64>,
+    /// What that command has been told, if a change of its is under way.
+    record: Record,
 }
 
 impl Session {
@@ -727,6 +732,8 @@ impl Session {
             work: 0,
             waits_since: None,
             so_far: None,
+            mark: None,
+            record: Record::default(),
         }
     }
 
@@ -829,6 +836,45 @@ impl Session {
         moment: Moment,
         out: &mut Vec<u8>,
     ) -> Option<&'static Command> {
+        self.recalling(store, |session, store| {
+            if store.mark() == 0 || !Command::find(request.word(0)).is_some_and(Command::writes) {
+                return session.execute_now(request, store, shared, moment, out);
+            }
+            let (moment, so_far) = (session.record.moment(moment), session.so_far);
+            let mut replay = Replay::new(store, std::mem::take(&mut session.record));
+            let command = session.execute_now(request, &mut replay, shared, moment, out);
+            session.keep(replay, moment, so_far);
+            command
+        })
+    }
+
+    /// Carries out what may have had to wait before.
+    fn recalling<S: Store, T>(&mut self, store: &mut S, act: impl FnOnce(&mut Self, &mut S) -> T) -> T {
+        let mark = self.mark.unwrap_or_else(|| store.mark());
+        let before = store.recall(self.mark);
+        let done = act(self, store);
+        store.recall(before);
+        self.mark = self.is_waiting().then_some(mark);
+        done
+    }
+
+    /// Keeps what a command was told that waits for a change of its own, and had done [so far](Self::so_far) when it began to be told.
+    fn keep<S: Store>(&mut self, replay: Replay<'_, S>, moment: Moment, so_far: Option<i64>) {
+        if self.is_waiting()
+            && let Some(record) = replay.into_record(moment)
+        {
+            (self.record, self.so_far) = (record, so_far);
+        }
+    }
+
+    fn execute_now<S: Store>(
+        &mut self,
+        request: &Request<'_>,
+        store: &mut S,
+        shared: &Shared,
+        moment: Moment,
+        out: &mut Vec<u8>,
+    ) -> Option<&'static Command> {
         let start = out.len();
         let command = command::dispatch(self, request, store, shared, moment, out);
         self.peer.last_us.store(moment.unix_us, Ordering::Relaxed);
@@ -874,8 +920,15 @@ impl Session {
 
     /// The same of what came of one. Where it does not wait its end has been reached.
     pub(crate) fn waits<T>(&mut self, done: &Result<T, command::Failure>, moment: Moment) -> bool {
-        let is_stopped = matches!(done, Err(command::Failure::Store(StoreError::InTheWay)));
-        let waits = is_stopped && self.may_wait(moment);
+        let waits = match done {
+            // The store says what came of it, or gives it up itself.
+            Err(command::Failure::Store(StoreError::UnderWay)) => {
+                self.waits_since = Some(moment.unix_us);
+                true
+            }
+            Err(command::Failure::Store(StoreError::InTheWay)) => self.may_wait(moment),
+            _ => false,
+        };
         if !waits {
             (self.waits_since, self.so_far) = (None, None);
         }
@@ -925,7 +978,9 @@ impl Session {
             }
             return last;
         }
-        let command = command::dispatch_run(self, run, store, shared, moment, out);
+        let command = self.recalling(store, |session, store| {
+            command::dispatch_run(session, run, store, shared, moment, out)
+        });
         self.peer.last_us.store(moment.unix_us, Ordering::Relaxed);
         self.peer.last_command.store(command.id as u16 + 1, Ordering::Relaxed);
         Some(command)
@@ -969,8 +1024,19 @@ impl Session {
         out: &mut Vec<u8>,
     ) -> Part {
         let start = out.len();
-        let done = long.step(self, store, shared, moment, out);
-        let waits = self.waits(&done, moment);
+        let (done, waits) = self.recalling(store, |session, store| {
+            if store.mark() == 0 || !long.command.writes() {
+                let done = long.step(session, store, shared, moment, out);
+                let waits = session.waits(&done, moment);
+                return (done, waits);
+            }
+            let (began, so_far) = (session.record.moment(moment), session.so_far);
+            let mut replay = Replay::new(store, std::mem::take(&mut session.record));
+            let done = long.step(session, &mut replay, shared, began, out);
+            let waits = session.waits(&done, moment);
+            session.keep(replay, began, so_far);
+            (done, waits)
+        });
         if waits || matches!(done, Ok(None)) {
             long.hold(shared);
             return if waits { Part::Waits } else { Part::More };
@@ -1005,7 +1071,9 @@ impl Session {
         out: &mut Vec<u8>,
     ) -> Option<&'static Command> {
         let start = out.len();
-        let command = self.execute(request, &mut Joined { store, joint }, shared, moment, out);
+        let command = self.recalling(store, |session, store| {
+            session.execute_now(request, &mut Joined { store, joint }, shared, moment, out)
+        });
         match self.is_waiting() {
             true => joint.forget(),
             false => joint.note(owner, start..out.len(), request),

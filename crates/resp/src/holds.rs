@@ -53,6 +53,16 @@ impl Keys {
         }
     }
 
+    /// Keys that are changed.
+    pub(crate) fn changed<'k>(keys: impl Iterator<Item = Key<'k>>) -> Self {
+        Self { all: false, hashes: keys.map(hash).collect(), writes: true }.sorted()
+    }
+
+    /// Whether there are none.
+    pub(crate) const fn is_empty(&self) -> bool {
+        !self.all && self.hashes.is_empty()
+    }
+
     /// Adds a key to them.
     pub(crate) fn add(&mut self, key: Key<'_>) {
         self.hashes.push(hash(key));

@@ -12,13 +12,15 @@
 //!
 //! Where others are in the way of a change, as a store that cleans its log may be for a while, the other ones are made, and that one and its
 //! commands [wait](Joint::write): whoever serves many does something else meanwhile, and tries again. So they do while a command on several
-//! keys holds the key.
+//! keys holds the key. Where a store's server has [not answered yet](StoreError::UnderWay) nobody knows whether the change has been made, and its
+//! key is held until that is known.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
 use crate::engine::{Bell, Shared};
+use crate::holds::Keys;
 use crate::protocol::Request;
 use crate::store::{Change, Condition, Fetched, HEAD_LEN, Key, Store, StoreError, StoreLimits, Version};
 
@@ -49,6 +51,10 @@ pub struct Joint {
     obstructed: bool,
     /// The command that it is of holds its keys.
     pub(crate) hold: Option<u64>,
+    /// It holds them itself: some of its changes are under way.
+    own_hold: Option<u64>,
+    /// The store's [mark](Store::mark) when it was first written, if some of it waits.
+    mark: Option<u64>,
     /// What is rung when keys are given back that it waits for.
     bell: Option<Arc<dyn Bell>>,
 }
@@ -181,6 +187,12 @@ impl Joint {
         self.obstructed
     }
 
+    /// Whether a change of what waits has perhaps been made: it is not given up before the store says what came of it.
+    #[must_use]
+    pub const fn is_under_way(&self) -> bool {
+        self.own_hold.is_some()
+    }
+
     /// Whether nothing has been put off.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -206,9 +218,19 @@ impl Joint {
     /// # Panics
     /// The store does not answer for each change.
     pub fn write<S: Store + ?Sized>(&mut self, store: &mut S, shared: &Shared) -> Vec<(Piece, Verdict)> {
+        let mark = self.mark.unwrap_or_else(|| store.mark());
+        let before = store.recall(self.mark);
+        let left = self.write_at(store, shared);
+        store.recall(before);
+        self.mark = (!self.is_empty()).then_some(mark);
+        left
+    }
+
+    fn write_at<S: Store + ?Sized>(&mut self, store: &mut S, shared: &Shared) -> Vec<(Piece, Verdict)> {
+        let own = self.hold.or(self.own_hold);
         for entry in &mut self.entries {
             let writes = entry.change().is_some();
-            if shared.keys_held.bar(entry.key(), writes, self.hold, self.bell.as_ref()) {
+            if shared.keys_held.bar(entry.key(), writes, own, self.bell.as_ref()) {
                 entry.verdict = Verdict::Waits;
             }
         }
@@ -221,10 +243,14 @@ impl Joint {
             store.change_many(&changes, &mut done);
         }
         assert_eq!(done.len(), changes.len(), "a store answers for each change");
+        let is_under_way = |done: &&Result<bool, StoreError>| **done == Err(StoreError::UnderWay);
+        let held =
+            changes.iter().zip(&done).filter(|(_, done)| is_under_way(done)).map(|(change, _)| change.key);
+        let held = Some(Keys::changed(held)).filter(|held| !held.is_empty());
         let mut verdicts = Vec::with_capacity(done.len());
         for ((change, n), done) in changes.iter().zip(&changed).zip(done) {
             let unconditional = change.condition == Condition::Always;
-            if done == Err(StoreError::InTheWay) {
+            if done.as_ref().is_err_and(StoreError::waits) {
                 verdicts.push(Verdict::Waits);
                 continue;
             }
@@ -282,6 +308,12 @@ impl Joint {
         self.entries.extend(waits.into_iter().map(|(_, entry)| entry));
         (self.waited, self.obstructed) = (!pieces.is_empty(), obstructed);
         self.pieces = pieces;
+        // Those that have begun on one of them are on that key alone, and depend on its version.
+        let over = match held {
+            Some(_) if self.hold.is_some() => None,
+            held => std::mem::replace(&mut self.own_hold, held.map(|held| shared.keys_held.take(held))),
+        };
+        over.into_iter().for_each(|hold| shared.give_back(hold));
         left
     }
 
@@ -398,7 +430,7 @@ impl Entry {
         };
         self.verdict = match store.head(self.key(), &mut Vec::with_capacity(HEAD_LEN)) {
             // It is to be carried out again when it can be.
-            Err(StoreError::InTheWay) => Verdict::Waits,
+            Err(error) if error.waits() => Verdict::Waits,
             _ if self.moved => Verdict::Again,
             Ok(version) if Some(version) == seen => Verdict::Done,
             Ok(_) => Verdict::Again,

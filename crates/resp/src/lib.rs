@@ -42,6 +42,7 @@ pub mod memory;
 pub mod number;
 pub mod parts;
 pub mod protocol;
+mod replay;
 pub mod stats;
 pub mod store;
 pub mod sweep;

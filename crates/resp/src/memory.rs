@@ -206,6 +206,11 @@ pub trait Hook {
     fn away(&self) -> Option<Duration> {
         None
     }
+
+    /// See [`Store::tells`].
+    fn tells(&self) -> bool {
+        false
+    }
 }
 
 /// A store in memory to which something happens, for tests.
@@ -276,6 +281,10 @@ impl<H: Hook> Store for Hooked<H> {
 
     fn away(&mut self) -> Option<Duration> {
         self.hook.away()
+    }
+
+    fn tells(&self) -> bool {
+        self.hook.tells()
     }
 }
 

@@ -106,9 +106,22 @@ pub enum StoreError {
          connection to it that does not last"
     )]
     InTheWay,
+    /// The store's server has not answered for a change yet. Whoever asks for [the same](Store::recall) again is told what came of it.
+    #[error(
+        "ERR the store did not answer: its server has been silent for too long, and the change was made or it was not"
+    )]
+    UnderWay,
     /// A stored value that this crate did not write.
     #[error("ERR the value of this key was not written by a Redis client: use the store's own")]
     Foreign,
+}
+
+impl StoreError {
+    /// Whether it is to be tried again: others are in the way, or the server has not answered yet.
+    #[must_use]
+    pub const fn waits(&self) -> bool {
+        matches!(self, Self::InTheWay | Self::UnderWay)
+    }
 }
 
 /// A value that is to be written, or deleted.
@@ -226,11 +239,31 @@ pub trait Store {
         drop(wake);
     }
 
+    /// Whether the store [wakes](Self::wake_by) whom it serves when others may be out of the way of a change that they were
+    /// [in the way of](StoreError::InTheWay): it is tried again then, and else seldom.
+    fn tells(&self) -> bool {
+        false
+    }
+
     /// For how long the store is still waited for, if its server is away. Until then whatever is asked of it is
     /// [in the way](StoreError::InTheWay), and when the server is there again the store [wakes](Self::wake_by). `None`: it is there, or is not
     /// waited for.
     fn away(&mut self) -> Option<Duration> {
         None
+    }
+
+    /// How much has been asked of the store so far; 0 if it answers whatever it is asked at once. Whoever has to wait keeps what this was
+    /// when it began: see [`recall`](Self::recall).
+    fn mark(&self) -> u64 {
+        0
+    }
+
+    /// What is asked from here on is asked by who began at this [mark](Self::mark), and had to wait; `None`: by somebody who begins. The
+    /// answer to what a server was asked since that mark, and did not answer at once, is then that of whoever asks for the same first: it
+    /// came while that one waited, whoever had asked. So what is read is no older than whoever reads it, and no change is made twice. Returns
+    /// who has asked before this.
+    fn recall(&mut self, mark: Option<u64>) -> Option<u64> {
+        mark.and(None)
     }
 
     /// A descriptor that becomes readable when the store wants to be [given a rest](Self::rest), if it has one: to be asked for before each
@@ -359,6 +392,14 @@ impl<S: Store + ?Sized> Store for Metered<'_, S> {
 
     fn rest(&mut self) -> Option<Duration> {
         self.store.rest()
+    }
+
+    fn mark(&self) -> u64 {
+        self.store.mark()
+    }
+
+    fn recall(&mut self, mark: Option<u64>) -> Option<u64> {
+        self.store.recall(mark)
     }
 
     fn facts(&mut self) -> Vec<(&'static str, String)> {

@@ -98,7 +98,7 @@ impl Sweep {
             match store.delete(key, Condition::Is(version)) {
                 Ok(gone) => deleted += u64::from(gone),
                 // It is for the next round.
-                Err(StoreError::InTheWay) => self.round.soonest = Some(now),
+                Err(error) if error.waits() => self.round.soonest = Some(now),
                 Err(error) => return Err(error),
             }
         }

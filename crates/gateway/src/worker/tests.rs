@@ -9,6 +9,7 @@ use std::sync::mpsc;
 
 use mio::Waker;
 use remanence_resp::memory::{Hook, Hooked, MemoryStore, Step};
+use remanence_resp::store::{Change, Condition, Key, StoreLimits, Version};
 
 use super::*;
 use crate::connection::{COMMAND, NEW};
@@ -495,6 +496,8 @@ struct Away {
 }
 
 const THERE: u32 = u32::MAX;
+/// GETs of `a`, of `none` and of `a` again, as programs send them: they are carried out together.
+const RUN: &str = "*2\r\n$3\r\nGET\r\n$1\r\na\r\n*2\r\n$3\r\nGET\r\n$4\r\nnone\r\n*2\r\n$3\r\nGET\r\n$1\r\na";
 /// For how long it is waited for.
 const LONG: Duration = Duration::from_secs(3600);
 
@@ -522,6 +525,7 @@ fn what_needs_a_store_that_is_away_waits_for_it_and_all_else_goes_on() {
     // Commands, and what a store answers that has `a` 1 and a hash `h` with a field `f`.
     let cases = [
         ("GET a", "$1\r\n1\r\n"),
+        (RUN, "$1\r\n1\r\n$-1\r\n$1\r\n1\r\n"),
         ("GET a\r\nGET none\r\nGET a", "$1\r\n1\r\n$-1\r\n$1\r\n1\r\n"),
         ("CLIENT REPLY SKIP\r\nGET a\r\nGET a", "$1\r\n1\r\n"),
         ("INCR a", ":2\r\n"),
@@ -574,6 +578,275 @@ fn what_needs_a_store_that_is_away_waits_for_it_and_all_else_goes_on() {
             let is_over = !host.worker.common.shared.has_holds() && host.worker.next_attempt().is_none();
             assert!(is_over, "{commands}: something is left");
         }
+    }
+}
+
+/// The store's server does what it is asked at once and answers a round later, as long as it is slow.
+#[derive(Default)]
+struct Slow {
+    store: MemoryStore,
+    is_slow: Rc<Cell<bool>>,
+    /// The round: what was asked in one before has been answered.
+    round: Rc<Cell<u64>>,
+    asked: u64,
+    recalled: Option<u64>,
+    busy: Option<(u64, Late)>,
+    late: Vec<Late>,
+    /// Changes that the server has made.
+    made: Rc<Cell<usize>>,
+}
+
+struct Late {
+    at: u64,
+    asked: String,
+    answer: Box<dyn std::any::Any>,
+}
+
+impl Slow {
+    fn ask<T: 'static>(
+        &mut self,
+        asked: String,
+        waits: StoreError,
+        act: impl FnOnce(&mut MemoryStore) -> T,
+    ) -> Result<T, StoreError> {
+        self.away();
+        let is_own = |at: u64| self.recalled.is_some_and(|mark| at >= mark);
+        if let Some(n) = self.late.iter().position(|late| is_own(late.at) && late.asked == asked) {
+            return Ok(*self.late.remove(n).answer.downcast().expect("what was asked says what is answered"));
+        }
+        if let Some((_, busy)) = &self.busy {
+            return Err(if is_own(busy.at) && busy.asked == asked { waits } else { StoreError::InTheWay });
+        }
+        self.asked += 1;
+        let (at, answer) = (self.asked, act(&mut self.store));
+        if !self.is_slow.get() {
+            return Ok(answer);
+        }
+        self.busy = Some((self.round.get(), Late { at, asked, answer: Box::new(answer) }));
+        Err(waits)
+    }
+
+    fn look(
+        &mut self,
+        asked: String,
+        value: &mut Vec<u8>,
+        look: impl FnOnce(&mut MemoryStore, &mut Vec<u8>) -> Result<Option<Version>, StoreError>,
+    ) -> Result<Option<Version>, StoreError> {
+        let (found, bytes) = self.ask(asked, StoreError::InTheWay, |store| {
+            let mut bytes = Vec::new();
+            (look(store, &mut bytes), bytes)
+        })?;
+        value.extend(bytes);
+        found
+    }
+
+    fn change(&mut self, change: Change<'_>) -> Result<bool, StoreError> {
+        let mut done = Vec::new();
+        self.change_many(&[change], &mut done);
+        done.pop().expect("one for one")
+    }
+}
+
+impl Store for Slow {
+    fn limits(&self) -> StoreLimits {
+        self.store.limits()
+    }
+
+    fn get(&mut self, key: Key<'_>, value: &mut Vec<u8>) -> Result<Option<Version>, StoreError> {
+        self.look(format!("get {key:?}"), value, |store, value| store.get(key, value))
+    }
+
+    fn head(&mut self, key: Key<'_>, head: &mut Vec<u8>) -> Result<Option<Version>, StoreError> {
+        self.look(format!("head {key:?}"), head, |store, head| store.head(key, head))
+    }
+
+    fn put(&mut self, key: Key<'_>, value: &[u8], condition: Condition) -> Result<bool, StoreError> {
+        self.change(Change { key, value: Some(value), condition })
+    }
+
+    fn delete(&mut self, key: Key<'_>, condition: Condition) -> Result<bool, StoreError> {
+        self.change(Change { key, value: None, condition })
+    }
+
+    fn change_many(&mut self, changes: &[Change<'_>], done: &mut Vec<Result<bool, StoreError>>) {
+        let made = Rc::clone(&self.made);
+        let all = self.ask(format!("{changes:?}"), StoreError::UnderWay, |store| {
+            let mut done = Vec::new();
+            store.change_many(changes, &mut done);
+            made.set(made.get() + changes.len());
+            done
+        });
+        done.extend(all.unwrap_or_else(|error| changes.iter().map(|_| Err(error.clone())).collect()));
+    }
+
+    fn scan(
+        &mut self,
+        space: u8,
+        cursor: u64,
+        count: usize,
+        each: &mut dyn FnMut(&[u8], &[u8]),
+    ) -> Result<u64, StoreError> {
+        let (next, shown) = self.ask(format!("scan {space} {cursor}"), StoreError::InTheWay, |store| {
+            let mut shown = Vec::new();
+            let next = store
+                .scan(space, cursor, count, &mut |name, head| shown.push((name.to_vec(), head.to_vec())));
+            (next, shown)
+        })?;
+        shown.iter().for_each(|(name, head)| each(name, head));
+        next
+    }
+
+    fn count(&mut self, space: u8) -> Result<Option<u64>, StoreError> {
+        self.ask(format!("count {space}"), StoreError::InTheWay, |store| store.count(space))?
+    }
+
+    fn clear(&mut self, space: Option<u8>, cursor: u64) -> Result<u64, StoreError> {
+        self.ask(format!("clear {space:?} {cursor}"), StoreError::InTheWay, |store| {
+            store.clear(space, cursor)
+        })?
+    }
+
+    fn away(&mut self) -> Option<Duration> {
+        let round = self.round.get();
+        self.late.extend(self.busy.take_if(|(at, _)| *at < round).map(|(_, late)| late));
+        self.busy.is_some().then_some(LONG)
+    }
+
+    fn mark(&self) -> u64 {
+        self.asked + 1
+    }
+
+    fn recall(&mut self, mark: Option<u64>) -> Option<u64> {
+        std::mem::replace(&mut self.recalled, mark)
+    }
+}
+
+#[test]
+fn what_a_server_answers_late_is_asked_once_and_the_thread_serves_others_meanwhile() {
+    // Commands, what they answer where `a` is 1 and `h` has a field `f`, and how many changes they make.
+    let cases = [
+        ("GET a\r\nGET none\r\nGET a", "$1\r\n1\r\n$-1\r\n$1\r\n1\r\n", 0),
+        ("INCR a\r\nINCR a\r\nGET a", ":2\r\n:3\r\n$1\r\n3\r\n", 1),
+        ("INCR a\r\nMGET a none\r\nINCR a", ":2\r\n*2\r\n$1\r\n2\r\n$-1\r\n:3\r\n", 2),
+        (RUN, "$1\r\n1\r\n$-1\r\n$1\r\n1\r\n", 0),
+        ("CLIENT REPLY SKIP\r\nINCR a\r\nGET a", "$1\r\n2\r\n", 1),
+        (
+            "CLIENT REPLY OFF\r\nINCR a\r\nAPPEND a x\r\nHSET h g 1\r\nCLIENT REPLY ON\r\nGET a\r\nHLEN h",
+            "+OK\r\n$2\r\n2x\r\n:2\r\n",
+            3,
+        ),
+        ("MSET a 2 b 3\r\nMGET a b", "+OK\r\n*2\r\n$1\r\n2\r\n$1\r\n3\r\n", 2),
+        (
+            "MSETNX b 2 c 3\r\nMSETNX a 1 d 1\r\nMGET b c d",
+            ":1\r\n:0\r\n*3\r\n$1\r\n2\r\n$1\r\n3\r\n$-1\r\n",
+            2,
+        ),
+        ("RENAME a b\r\nEXISTS a b", "+OK\r\n:1\r\n", 2),
+        ("RENAMENX a b\r\nRENAMENX h b", ":1\r\n:0\r\n", 2),
+        ("DEL a h none\r\nDEL a h", ":2\r\n:0\r\n", 2),
+        ("KEYS a\r\nDBSIZE", "*1\r\n$1\r\na\r\n:2\r\n", 0),
+        ("FLUSHALL\r\nDBSIZE", "+OK\r\n:0\r\n", 0),
+    ];
+    for (commands, replies, changes) in cases {
+        let store = Slow::default();
+        let (is_slow, round, made) =
+            (Rc::clone(&store.is_slow), Rc::clone(&store.round), Rc::clone(&store.made));
+        let mut host = Host::over(store);
+        let (mut waits, mut good) = (host.known(), host.known());
+        good.feed(b"SET a 1\r\nHSET h f v\r\n");
+        assert_eq!(host.replies(&mut good, 9), "+OK\r\n:1\r\n");
+        let before = made.get();
+        is_slow.set(true);
+        waits.feed(format!("{commands}\r\n").as_bytes());
+        let mut came = Vec::new();
+        for _ in 0..120 {
+            good.feed(b"PING\r\nECHO x\r\n");
+            host.round_at_once();
+            assert_eq!(good.read(), b"+PONG\r\n$1\r\nx\r\n", "{commands}: answered in its round");
+            came.extend(waits.read());
+            round.set(round.get() + 1);
+        }
+        assert_eq!(String::from_utf8_lossy(&came), replies, "{commands}");
+        assert_eq!(made.get() - before, changes, "{commands}: each change is made once");
+        let is_over = !host.worker.common.shared.has_holds() && host.worker.next_attempt().is_none();
+        assert!(is_over, "{commands}: something is left");
+    }
+}
+
+#[test]
+fn a_key_whose_change_is_under_way_is_held_until_it_is_known_what_came_of_it() {
+    let store = Slow::default();
+    let (is_slow, round) = (Rc::clone(&store.is_slow), Rc::clone(&store.round));
+    let mut host = Host::over(store);
+    let (mut one, mut several) = (host.known(), host.known());
+    is_slow.set(true);
+    one.feed(b"SET a 1\r\n");
+    host.round_at_once();
+    assert!(host.worker.common.shared.has_holds());
+    several.feed(b"MSETNX a 2 b 2\r\n");
+    // Beyond the time for which others are waited for: the store says what came of it.
+    host.worker.write_waiting(Instant::now() + LONG * 2);
+    assert!(one.read().is_empty() && several.read().is_empty());
+    for _ in 0..10 {
+        round.set(round.get() + 1);
+        host.round_at_once();
+    }
+    assert_eq!((one.read(), several.read()), (b"+OK\r\n".to_vec(), b":0\r\n".to_vec()));
+    assert!(!host.worker.common.shared.has_holds());
+}
+
+/// Others are in the way of changes of some keys, as long as they are; and the store tells when they are not.
+struct Told {
+    is: Rc<Cell<bool>>,
+    asked: Rc<Cell<u32>>,
+}
+
+impl Hook for Told {
+    fn before(&mut self, step: Step<'_>, _: &mut MemoryStore) -> Result<(), StoreError> {
+        match step {
+            Step::Put(..) if self.is.get() => {
+                self.asked.set(self.asked.get() + 1);
+                Err(StoreError::InTheWay)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn tells(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn a_store_that_tells_when_others_are_out_of_the_way_is_not_tried_again_and_again() {
+    for commands in ["SET a 1", "MSET a 1 b 1"] {
+        let (is, asked) = (Rc::new(Cell::new(true)), Rc::new(Cell::new(0)));
+        let hook = Told { is: Rc::clone(&is), asked: Rc::clone(&asked) };
+        let mut host = Host::over(Hooked { store: MemoryStore::default(), hook });
+        let mut waits = host.known();
+        waits.feed(format!("{commands}\r\n").as_bytes());
+        host.round_at_once();
+        let before = asked.get();
+        assert!(before > 0, "{commands}: it is in the way");
+        for _ in 0..20 {
+            host.round_at_once();
+        }
+        assert_eq!(asked.get(), before, "{commands}: nothing has been told");
+        let due = host.worker.next_attempt().expect("something waits");
+        assert!(due > Instant::now() + SELDOM / 2, "{commands}: it wakes up for it by itself");
+        // A thousand events make one attempt.
+        for _ in 0..1000 {
+            host.worker.is_wanted.store(true, Ordering::Release);
+            host.worker.on_time(Instant::now());
+        }
+        let due = host.worker.next_attempt().expect("it still waits");
+        assert!(due <= Instant::now() + PAUSE, "{commands}: it is told");
+        is.set(false);
+        host.worker.write_waiting(due);
+        for _ in 0..3 {
+            host.round_at_once();
+        }
+        assert_eq!(waits.read(), b"+OK\r\n", "{commands}");
     }
 }
 

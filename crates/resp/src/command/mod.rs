@@ -522,7 +522,7 @@ impl<'a, S: Store> Call<'a, S> {
         match self.store.delete(key, Condition::Is(version)) {
             Ok(gone) => self.shared.stats.expired.add(u64::from(gone)),
             // It takes room until somebody may write, and is served to nobody.
-            Err(StoreError::ReadOnly | StoreError::InTheWay) => {}
+            Err(StoreError::ReadOnly | StoreError::InTheWay | StoreError::UnderWay) => {}
             Err(error) => return Err(error.into()),
         }
         Ok(())
@@ -600,7 +600,9 @@ impl<'a, S: Store> Call<'a, S> {
                 // What expired goes as it would have on any other look at the key.
                 Change::Keep if expired => match self.store.delete(key, condition) {
                     Ok(_) => true,
-                    Err(StoreError::ReadOnly | StoreError::InTheWay) => return Ok(answer),
+                    Err(StoreError::ReadOnly | StoreError::InTheWay | StoreError::UnderWay) => {
+                        return Ok(answer);
+                    }
                     Err(error) => return Err(error.into()),
                 },
                 Change::Keep => true,

@@ -376,6 +376,37 @@ impl Reactor {
         Some(channel.as_fd())
     }
 
+    /// Hands to the sessions what has come, and tells those whose deadline is over, without waiting: for a thread that waits for the
+    /// [descriptor](Self::arm), and until [then](Self::due) at most. What is broken is told by the sessions.
+    pub fn poll(&self) {
+        let inner = &*self.inner;
+        let (mut tasks, mut came) = (Tasks::new(), Vec::new());
+        let mut state = inner.lock();
+        state.expire(Instant::now(), &mut tasks);
+        // Whoever leads takes out what comes.
+        let mut more = !state.is_led;
+        while more {
+            match inner.cq.poll(&mut came, BATCH) {
+                Ok(count) => {
+                    state.sort(None, &mut came, 0, &mut tasks);
+                    more = count == BATCH;
+                }
+                Err(_) => {
+                    state.break_up(&mut tasks);
+                    more = false;
+                }
+            }
+        }
+        inner.tell(&state);
+        drop(inner.wake(state, &mut tasks));
+    }
+
+    /// When the first deadline of a session or a timer is over.
+    #[must_use]
+    pub fn due(&self) -> Option<Instant> {
+        self.inner.lock().deadlines.first()
+    }
+
     /// The device that the sessions use.
     #[must_use]
     pub fn context(&self) -> &Context {
