@@ -28,7 +28,7 @@ use crate::plot::{self, Axis, Panel, Point};
 use crate::process::run_tool;
 use crate::programs::{self, Fate, Programs, Spec, Started, Stopped, signal};
 use crate::report::{Bar, Kind, Report, Row, Sense};
-use crate::role::{Counters, Lost, Pair, Launcher, Ran, Role};
+use crate::role::{Counters, Launcher, Lost, Pair, Ran, Role};
 use crate::samples::{Key, Metric, Samples};
 
 /// Members of the store.

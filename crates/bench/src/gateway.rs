@@ -20,7 +20,7 @@ use crate::machine::State;
 use crate::programs::{self, Fate, Programs, Spec};
 use crate::redis::{self, Fsync, Setting};
 use crate::report::{Bar, Report, Sense};
-use crate::role::{Lost, Pair, Launcher};
+use crate::role::{Launcher, Lost, Pair};
 use crate::samples::{Key, Metric, Samples};
 
 /// What Redis may be faster by.

@@ -24,7 +24,7 @@ use crate::erda::tcp::At;
 use crate::limits::file::{self, BareFile, write_at_once};
 use crate::programs::{self, Fate, Programs, Spec, Started};
 use crate::report::{Bar, Report, Sense};
-use crate::role::{Counters, Lost, Pair, Launcher, Ran, Role};
+use crate::role::{Counters, Launcher, Lost, Pair, Ran, Role};
 use crate::samples::{Key, Metric, Samples};
 use crate::stats::Estimate;
 

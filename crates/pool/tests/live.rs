@@ -107,7 +107,9 @@ fn a_wrong_token_is_said_and_opens_nothing() {
     assert_eq!(lost[0].why, LossReason::WrongToken);
     // The right one among others is found by its fingerprint.
     let ring = vec![Token::new("this-is-not-the-one").expect("fair"), token()];
-    Client::connect(&host.context(), Options::new(vec![host.named()]).tokens(ring), 1).map(drop).expect("open");
+    Client::connect(&host.context(), Options::new(vec![host.named()]).tokens(ring), 1)
+        .map(drop)
+        .expect("open");
     assert_eq!(host.server().stats().admitted, 1);
 }
 
@@ -145,7 +147,8 @@ fn a_blob_is_durable_on_all_servers_or_on_a_quorum() {
     let hosts = [Host::new(16 << 20), Host::new(16 << 20), Host::new(64 << 10)];
     let servers: Vec<_> = hosts.iter().map(Host::named).collect();
     let context = hosts[0].context();
-    let mut client = Client::connect(&context, Options::new(servers).tokens([token()]), 3).expect("all there");
+    let mut client =
+        Client::connect(&context, Options::new(servers).tokens([token()]), 3).expect("all there");
     let mut copies = Vec::new();
     put_with(&mut client, vec![source("a", bytes(1, 10_000))], 3, &mut |event| {
         if let Event::Durable { copies: n, .. } = event {
@@ -169,7 +172,8 @@ fn a_damaged_copy_is_noticed_and_the_next_server_asked() {
     let hosts = [Host::new(16 << 20), Host::new(16 << 20)];
     let servers: Vec<_> = hosts.iter().map(Host::named).collect();
     let context = hosts[0].context();
-    let mut client = Client::connect(&context, Options::new(servers).tokens([token()]), 2).expect("both there");
+    let mut client =
+        Client::connect(&context, Options::new(servers).tokens([token()]), 2).expect("both there");
     put(&mut client, "a", bytes(1, 1_000_000), 2).expect("durable");
     hosts[0].rot(500_000);
     let mut data = Vec::new();
@@ -232,8 +236,9 @@ fn a_get_asks_a_majority_and_brings_there_what_it_finds_on_fewer() {
     let mut hosts = [Host::file(16 << 20), Host::file(16 << 20), Host::file(16 << 20)];
     let servers: Vec<_> = hosts.iter().map(Host::named).collect();
     let context = hosts[0].context();
-    let connect =
-        || Client::connect(&context, Options::new(servers.clone()).tokens([token()]), 1).expect("one at least");
+    let connect = || {
+        Client::connect(&context, Options::new(servers.clone()).tokens([token()]), 1).expect("one at least")
+    };
     put(&mut connect(), "x", bytes(0, 5000), 3).expect("on all");
     put(&mut connect(), "gone", bytes(0, 500), 3).expect("on all");
     hosts[2].take().stop().expect("closed");
@@ -304,8 +309,9 @@ fn a_deletion_is_kept_by_servers_that_never_had_the_blob() {
     let mut hosts = [Host::file(16 << 20), Host::file(16 << 20), Host::file(16 << 20)];
     let servers: Vec<_> = hosts.iter().map(Host::named).collect();
     let context = hosts[0].context();
-    let connect =
-        || Client::connect(&context, Options::new(servers.clone()).tokens([token()]), 2).expect("two at least");
+    let connect = || {
+        Client::connect(&context, Options::new(servers.clone()).tokens([token()]), 2).expect("two at least")
+    };
     hosts[2].take().stop().expect("closed");
     put(&mut connect(), "x", bytes(0, 5000), 2).expect("on the first two");
     hosts[2].restart();

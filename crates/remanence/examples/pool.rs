@@ -9,8 +9,7 @@ use std::io::Read as _;
 use std::path::Path;
 
 use remanence::pool::{
-    BlobName, Client, ConnectOptions, Port, Server, ServerOptions, Source, Token, Upload,
-    open_or_make,
+    BlobName, Client, ConnectOptions, Port, Server, ServerOptions, Source, Token, Upload, open_or_make,
 };
 use remanence::verbs::{Context, Options};
 

@@ -33,7 +33,7 @@ use crate::plot;
 use crate::process;
 use crate::redis::file_system;
 use crate::report::{Bar, Report, Sense};
-use crate::role::{Agent, Causes, End, Lost, Launcher, Ran};
+use crate::role::{Agent, Causes, End, Launcher, Lost, Ran};
 use crate::samples::{Key, Measured, Metric, Samples};
 
 /// Threads, all of them in one file.

@@ -177,7 +177,12 @@ fn a_recovery_that_is_killed_is_begun_anew() {
         for _ in 0..rounds(6, 60) {
             let part = format!("{} {} 2", world.log.display(), world.path("nothing-there").display());
             let mut command = again("kills::child");
-            let mut child = command.env(PART, part).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts");
+            let mut child = command
+                .env(PART, part)
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .spawn()
+                .expect("it starts");
             std::thread::yield_now();
             child.kill().expect("it is ours");
             child.wait().expect("it is dead");

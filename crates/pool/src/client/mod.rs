@@ -224,7 +224,10 @@ impl Client {
     }
 
     fn survived_on(&self, servers: impl Iterator<Item = ServerIndex>) -> Option<Survives> {
-        servers.filter_map(|server| self.info(server)).map(|info| info.guarantee.after_psync).reduce(Survives::and)
+        servers
+            .filter_map(|server| self.info(server))
+            .map(|info| info.guarantee.after_psync)
+            .reduce(Survives::and)
     }
 
     /// Asks a server how full its pool is.

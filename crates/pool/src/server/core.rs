@@ -178,13 +178,7 @@ pub struct Core<M> {
 impl<M: Medium> Core<M> {
     /// A server for `pool`, whose memory promises what `guarantee` says; `survives` is that in a sentence.
     #[must_use]
-    pub fn new(
-        pool: Pool<M>,
-        token: Token,
-        limits: Limits,
-        guarantee: Guarantee,
-        survives: &str,
-    ) -> Self {
+    pub fn new(pool: Pool<M>, token: Token, limits: Limits, guarantee: Guarantee, survives: &str) -> Self {
         Self {
             pool,
             policy: AccessPolicy::new(Some(token.clone())),

@@ -130,8 +130,7 @@ impl Server {
             true => Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT,
             false => Access::FLUSH_GLOBAL,
         };
-        let core =
-            Core::new(pool, options.token, options.limits, domain.guarantee(), &domain.to_string());
+        let core = Core::new(pool, options.token, options.limits, domain.guarantee(), &domain.to_string());
         let published = Arc::new(Mutex::new(Published::default()));
         let tickets = Arc::new(Mutex::new(HashMap::new()));
         let mut entrance = Entrance { context, tickets: Arc::clone(&tickets) };

@@ -151,7 +151,9 @@ impl Client {
 
     async fn survives_as(&mut self, face: Face) -> Result<Option<Survives>, ClientError> {
         match self.ask(face, Instant::now() + self.options.patience, SURVIVES).await? {
-            Reply::Done(bits) if bits.len() <= 1 => Ok(bits.first().map(|bits| Survives::from_bits((*bits).into()))),
+            Reply::Done(bits) if bits.len() <= 1 => {
+                Ok(bits.first().map(|bits| Survives::from_bits((*bits).into())))
+            }
             other => Err(ClientError::Unknown(format!("what survives was asked, and {other:?} came"))),
         }
     }
