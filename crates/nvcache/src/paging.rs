@@ -156,13 +156,12 @@ impl Paging {
         let mut patient = Patient::new(self);
         let (mut turn, mut freed, mut looks) = (None, None, 0);
         let outcome = loop {
-            if turn.is_none() && records > 0 && self.room.is_queued() {
-                // Nobody waits for a turn with pages that another one may need in his.
+            if turn.is_none() && records > 0 && self.room.is_taken() {
+                // Nobody waits with pages that another one may need in his turn.
                 self.pages.give_up(access);
                 patient.tell();
-                match self.room.turn(self.patience) {
-                    Ok(now) => turn = Some(now),
-                    Err(refusal) => break Err(self.refused(refusal)),
+                if let Err(refusal) = self.room.wait_turn(self.patience) {
+                    break Err(self.refused(refusal));
                 }
             }
             let step = match self.pages.step(access) {
@@ -192,10 +191,9 @@ impl Paging {
                     patient.wait(glances, || {
                         self.counts.waits.fetch_add(1, Ordering::Relaxed);
                         if turn.is_none() {
-                            let now = self.room.turn(self.patience);
-                            turn = Some(now.map_err(|refusal| self.refused(refusal))?);
+                            turn = self.room.turn();
                         }
-                        self.make_room()
+                        if turn.is_some() { self.make_room() } else { Ok(()) }
                     })
                 }
             };
