@@ -1,5 +1,6 @@
 //! Other processes of a test: its own program once more, for one of its tests alone, listened to line by line.
 
+use std::fs::{self, DirEntry};
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
@@ -22,7 +23,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts it.
+    /// Starts a process, whose output is read line by line.
     ///
     /// # Panics
     /// It does not start.
@@ -53,6 +54,37 @@ impl Process {
                 return Some(rest.to_owned());
             }
         }
+    }
+
+    /// SIGSTOP: it is there and does nothing, from when this returns until [it goes on](Self::go_on). The signal alone returns before all of its
+    /// threads stand still.
+    ///
+    /// # Panics
+    /// It has ended.
+    pub fn hold(&self) {
+        self.signal("STOP");
+        let tasks = format!("/proc/{}/task", self.child.id());
+        let stands_still = |task: std::io::Result<DirEntry>| {
+            let stat = fs::read_to_string(task.expect("a thread").path().join("stat")).unwrap_or_default();
+            // The name before it may have any bytes.
+            stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('T'))
+        };
+        while !fs::read_dir(&tasks).expect("it is there").all(stands_still) {
+            std::thread::yield_now();
+        }
+    }
+
+    /// SIGCONT: it goes on where it was held.
+    ///
+    /// # Panics
+    /// It has ended.
+    pub fn go_on(&self) {
+        self.signal("CONT");
+    }
+
+    fn signal(&self, name: &str) {
+        let kill = format!("kill -{name} {}", self.child.id());
+        assert!(Command::new("sh").args(["-c", &kill]).status().expect("a shell").success(), "{kill}");
     }
 
     /// SIGKILL, and its end. What it has said is still to be read.

@@ -45,7 +45,7 @@ pub(crate) fn serve() {
 }
 
 pub(crate) struct Served {
-    process: Process,
+    pub(crate) process: Process,
     pub(crate) address: SocketAddr,
 }
 

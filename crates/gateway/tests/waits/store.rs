@@ -331,6 +331,105 @@ fn who_waits_for_a_server_that_is_away_keeps_nobody_else_waiting() {
 }
 
 #[test]
+fn who_waits_for_a_server_that_is_silent_keeps_nobody_else_waiting() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = Served::start(&directory.path().join("store"), "127.9.40.1:0".parse().unwrap());
+    // Longer than the test waits: who was waited for in place would be seen.
+    let patient = ConnectOptions::default().patience(PATIENCE * 10);
+    let connector = Connector::new(&context("127.9.40.2"), server.address, patient);
+    let gateway = gateway(&connector, Options { threads: 1, ..options() });
+    let mut other = Client::connect(&gateway);
+    for round in 0..3_i64 {
+        assert_eq!(other.run("MSET a 1 x 1 y 1"), ok());
+        let lines = [
+            ("GET a", vec![bulk("1")]),
+            ("GET a\r\nGET none\r\nGET a", vec![bulk("1"), Frame::Null, bulk("1")]),
+            (
+                "INCR counter\r\nINCR counter",
+                vec![Frame::Integer(4 * round + 1), Frame::Integer(4 * round + 2)],
+            ),
+            ("SET s 1", vec![ok()]),
+            ("CLIENT REPLY SKIP\r\nINCR silent\r\nPING", vec![Frame::Simple(b"PONG".to_vec())]),
+            ("MSET m 1 n 2", vec![ok()]),
+            ("DEL x y none", vec![Frame::Integer(2)]),
+            ("HSET h f v", vec![Frame::Integer(i64::from(round == 0))]),
+            ("MGET a none", vec![Frame::Array(vec![bulk("1"), Frame::Null])]),
+            ("EXISTS a none", vec![Frame::Integer(1)]),
+            ("DBSIZE", Vec::new()),
+        ];
+        let mut waiting: Vec<Client> = lines.iter().map(|_| Client::connect(&gateway)).collect();
+        waiting.iter_mut().for_each(|client| assert_eq!(client.run("PING"), Frame::Simple(b"PONG".to_vec())));
+        server.process.hold();
+        for (client, (line, _)) in waiting.iter_mut().zip(&lines) {
+            client.send(format!("{line}\r\n").as_bytes());
+        }
+        for n in 0..1000 {
+            assert_eq!(other.run("PING"), Frame::Simple(b"PONG".to_vec()));
+            assert_eq!(other.run(&format!("PUBLISH channel {n}")), Frame::Integer(0));
+        }
+        let mut newcomer = Client::connect(&gateway);
+        assert_eq!(newcomer.run("ECHO new"), bulk("new"));
+        // Had the thread waited in place, all of these would have been given up before others were served.
+        for client in &waiting {
+            client.stream.set_nonblocking(true).unwrap();
+            let nothing = client.stream.peek(&mut [0]).unwrap_err();
+            assert_eq!(nothing.kind(), std::io::ErrorKind::WouldBlock, "nobody can know yet");
+            client.stream.set_nonblocking(false).unwrap();
+        }
+        server.process.go_on();
+        for (client, (line, replies)) in waiting.iter_mut().zip(lines) {
+            if replies.is_empty() {
+                assert!(matches!(client.reply(), Some(Frame::Integer(_))), "{line}");
+            }
+            for reply in replies {
+                assert_eq!(client.reply(), Some(reply), "{line}");
+            }
+        }
+        // Each was carried out once.
+        assert_eq!(other.run("INCRBY counter 2"), Frame::Integer(4 * round + 4));
+        assert_eq!(other.run("GET silent"), bulk(&(round + 1).to_string()));
+    }
+    gateway.stop();
+}
+
+#[test]
+fn a_server_that_is_silent_for_too_long_is_an_error_and_the_next_connection_goes_on() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = Served::start(&directory.path().join("store"), "127.9.43.1:0".parse().unwrap());
+    let hasty = ConnectOptions::default().patience(Duration::from_secs(2));
+    let connector = Connector::new(&context("127.9.43.2"), server.address, hasty).hold(Duration::ZERO);
+    let gateway = gateway(&connector, Options { threads: 1, ..options() });
+    let (mut reader, mut writer, mut other) =
+        (Client::connect(&gateway), Client::connect(&gateway), Client::connect(&gateway));
+    assert_eq!(other.run("SET a 1"), ok());
+    server.process.hold();
+    reader.send(b"GET a\r\n");
+    writer.send(b"INCR a\r\n");
+    for _ in 0..100 {
+        assert_eq!(other.run("PING"), Frame::Simple(b"PONG".to_vec()));
+    }
+    for client in [&mut reader, &mut writer] {
+        match client.reply() {
+            Some(Frame::Error(text)) => {
+                let text = String::from_utf8(text).unwrap();
+                assert!(text.starts_with("ERR the store did not answer: "), "{text}");
+            }
+            reply => panic!("{reply:?}"),
+        }
+    }
+    server.process.go_on();
+    let since = Instant::now();
+    while matches!(other.run("SET b 1"), Frame::Error(_)) {
+        assert!(since.elapsed() < PATIENCE, "it does not come back");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // Of the change it was not said that nothing was done.
+    let value = other.run("GET a");
+    assert!(value == bulk("1") || value == bulk("2"), "{value:?}");
+    gateway.stop();
+}
+
+#[test]
 fn a_server_that_is_away_is_an_error_at_once_and_the_gateway_stops_all_the_same() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("store");
