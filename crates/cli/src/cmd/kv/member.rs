@@ -11,7 +11,7 @@ use super::serve;
 use crate::args::{self, Size, Tokens};
 use crate::device;
 use crate::fail::Fail;
-use crate::serving::{print_line, served_no_more, when_asked};
+use crate::serving::{print_line, serve_until_asked};
 use crate::signals::Stop;
 use crate::ui::{self, Mood};
 
@@ -142,10 +142,7 @@ pub(super) fn run(args: &serve::Args) -> Result<(), Fail> {
         ));
         ui::remark("  Ctrl-C stops this member; the others go on while enough are left.");
     }
-    let stop = remanence_kv_live::Stop::new();
-    let stopping = stop.clone();
-    when_asked(&asked, args.stop_on_eof, move || stopping.ask());
-    let said = member.run(&stop).map_err(|e| served_no_more(&args.file, &e, as_json))?;
+    let said = serve_until_asked(&asked, args.stop_on_eof, &args.file, as_json, |stop| member.run(stop))?;
     if as_json {
         let mut stopped = object(&said);
         stopped["event"] = "stopped".into();

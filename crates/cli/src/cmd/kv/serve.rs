@@ -15,7 +15,7 @@ use serde_json::json;
 use crate::args::{self, Size};
 use crate::device;
 use crate::fail::Fail;
-use crate::serving::{print_line, served_no_more, when_asked};
+use crate::serving::{print_line, serve_until_asked, tell_token};
 use crate::signals::Stop;
 use crate::ui::{self, Mood};
 
@@ -270,22 +270,7 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
         if let Some(metrics) = &metrics {
             ui::line(Mood::Good, "metrics", metrics);
         }
-        match &token {
-            Some((token, file)) => {
-                let place = file.map_or_else(|| "as given".into(), |file| format!("in {}", file.display()));
-                ui::line(Mood::Good, "token", format!("{place} (fingerprint {})", token.fingerprint()));
-            }
-            None if server.addr().ip().is_loopback() => {
-                ui::line(Mood::Note, "token", "none: everybody on this machine may read and write the store");
-            }
-            None => {
-                ui::line(
-                    Mood::Bad,
-                    "token",
-                    "none: whoever reaches this address may read and write the store",
-                );
-            }
-        }
+        let with = tell_token(token.as_ref(), server.addr().ip(), "store");
         if let (Some(token), Some(file)) = (&readers, &args.reader_token_file) {
             let place = format!("in {} (fingerprint {}): to look only", file.display(), token.fingerprint());
             ui::line(Mood::Good, "readers", place);
@@ -297,19 +282,11 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
             let mood = if durable { Mood::Good } else { Mood::Note };
             ui::line(mood, "durability", server.summary());
         }
-        let with = match &token {
-            Some((_, Some(file))) => format!(" --token-file {}", file.display()),
-            Some((_, None)) => " --token TOKEN".into(),
-            None => String::new(),
-        };
         let to = server.addr();
         ui::remark(format!("\n  rem kv put {to} KEY VALUE{with}\n  rem kv get {to} KEY{with}\n"));
         ui::remark("  Ctrl-C stops the server; the store in the file stays.");
     }
-    let stop = remanence_remote::Stop::new();
-    let stopping = stop.clone();
-    when_asked(&asked, args.stop_on_eof, move || stopping.ask());
-    let stats = server.run(&stop).map_err(|e| served_no_more(&args.file, &e, args.json))?;
+    let stats = serve_until_asked(&asked, args.stop_on_eof, &args.file, args.json, |stop| server.run(stop))?;
     if args.json {
         let mut stopped = super::stats::object(&stats);
         stopped["event"] = "stopped".into();

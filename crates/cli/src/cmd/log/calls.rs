@@ -20,7 +20,7 @@ use super::append::read;
 use crate::args::{self, Size};
 use crate::device;
 use crate::fail::{Context as _, Fail};
-use crate::serving::{print_line, when_asked};
+use crate::serving::{print_line, tell_token, when_asked};
 use crate::signals::Stop;
 use crate::ui::{self, Mood};
 
@@ -199,7 +199,7 @@ fn serve(args: &Serve) -> Result<(), Fail> {
         ui::line(Mood::Good, "address", address);
         let mood = if domain.guarantee().is_durable() { Mood::Good } else { Mood::Note };
         ui::line(mood, "durability", domain.summary());
-        let with = super::serve::tell_token(token.as_ref(), listen.ip());
+        let with = tell_token(token.as_ref(), listen.ip(), "log");
         ui::remark(format!(
             "\n  rem log calls append {address}{with}\n  rem log calls tail {address}{with}\n"
         ));

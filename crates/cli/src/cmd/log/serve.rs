@@ -1,12 +1,11 @@
 //! `rem log serve`.
 
-use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use remanence_persist::Config;
 use remanence_persist::taxonomy::Buffers;
 use remanence_pmem::PersistenceDomain;
-use remanence_remote::{ServerOptions, Token};
+use remanence_remote::ServerOptions;
 use remanence_remotelog::format::Geometry;
 use remanence_remotelog::format::superblock::file_options;
 use remanence_remotelog::{LogServer, New};
@@ -16,7 +15,7 @@ use serde_json::json;
 use crate::args::{self, Size};
 use crate::device;
 use crate::fail::Fail;
-use crate::serving::{print_line, served_no_more, when_asked};
+use crate::serving::{print_line, serve_until_asked, tell_token};
 use crate::signals::Stop;
 use crate::ui::{self, Mood};
 
@@ -156,7 +155,7 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
         );
         ui::line(Mood::Good, "log", log);
         ui::line(Mood::Good, "address", server.addr());
-        let with = tell_token(token.as_ref(), server.addr().ip());
+        let with = tell_token(token.as_ref(), server.addr().ip(), "log");
         ui::line(if durable { Mood::Good } else { Mood::Note }, "durability", server.summary());
         if let Some(damage) = status.damage {
             ui::line(Mood::Bad, "damage", damage);
@@ -167,10 +166,7 @@ pub(super) fn run(args: &Args) -> Result<(), Fail> {
         ));
         ui::remark("  Ctrl-C stops the server; the log in the file stays.");
     }
-    let stop = remanence_remote::Stop::new();
-    let stopping = stop.clone();
-    when_asked(&asked, args.stop_on_eof, move || stopping.ask());
-    let stats = server.run(&stop).map_err(|e| served_no_more(&args.file, &e, args.json))?;
+    let stats = serve_until_asked(&asked, args.stop_on_eof, &args.file, args.json, |stop| server.run(stop))?;
     if args.json {
         let stopped = json!({
             "event": "stopped",
@@ -199,26 +195,5 @@ fn fits(args: &Args) -> Result<(), Fail> {
         (None, None) => {
             Err(Fail::new(format!("{size} bytes are too few for a log; ask for --size 64K or more")))
         }
-    }
-}
-
-/// Says who may come, and returns the options that a client has to give.
-pub(super) fn tell_token(token: Option<&(Token, Option<&Path>)>, listens: IpAddr) -> String {
-    match token {
-        Some((token, file)) => {
-            let place = file.map_or_else(|| "as given".into(), |file| format!("in {}", file.display()));
-            ui::line(Mood::Good, "token", format!("{place} (fingerprint {})", token.fingerprint()));
-        }
-        None if listens.is_loopback() => {
-            ui::line(Mood::Note, "token", "none: everybody on this machine may read and write the log");
-        }
-        None => {
-            ui::line(Mood::Bad, "token", "none: whoever reaches this address may read and write the log");
-        }
-    }
-    match token {
-        Some((_, Some(file))) => format!(" --token-file {}", file.display()),
-        Some((_, None)) => " --token TOKEN".into(),
-        None => String::new(),
     }
 }
