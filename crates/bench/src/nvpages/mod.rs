@@ -5,7 +5,7 @@
 //! implementations could not. The reference is the paper's, system calls without any sync; and system calls with an fsync behind each write, which promise what the
 //! two caches do. Behind each burst all is brought into the file.
 //!
-//! Memory in `/dev/shm` stands for persistent memory, which is slower than it: how much that matters a [model](model::slower) says.
+//! Memory in `/dev/shm` stands for persistent memory, which is slower than it: how much that matters a [`model`] says.
 //!
 //! | file | what it is |
 //! |---|---|
