@@ -160,6 +160,11 @@ impl Imager {
         &self.keeper
     }
 
+    /// Records below this one are given up.
+    pub fn trimmed(&mut self, below: u64) {
+        self.keeper.given_up(below);
+    }
+
     /// Bytes that all images may take.
     #[must_use]
     pub const fn room(&self) -> u64 {

@@ -7,7 +7,7 @@
 //!
 //! **What may be given up** is a beginning of the records. For each piece of a file, and for its name and length, the [`Keeper`] knows the oldest record that
 //! provides something of it: the record that had it whole, or the first group that has made it. Records before the oldest of
-//! all of these are needed by nobody ([`Keeper::floor`]). To give up more, the oldest pieces are sent once more, as they are by then ([`Keeper::oldest`]): their groups
+//! all of these are needed by nobody ([`Keeper::begins`]). To give up more, the oldest pieces are sent once more, as they are by then ([`Keeper::oldest`]): their groups
 //! are not needed any more either. That is all that a checkpoint is; there is none of a whole file, and nothing waits for one.
 //!
 //! **A piece is read** while nobody is in the middle of a change of its file that is logged; so it has exactly what the file's groups below an index
@@ -335,6 +335,9 @@ pub struct Keeper {
     images: BTreeMap<FileKey, Image>,
     /// The oldest record, the file, and which part of it is provided from there on.
     order: BTreeSet<(u64, FileKey, u32)>,
+    /// Records that have groups from before what an earlier record says of their file, as a log that is sent anew is sent from its tail on; with
+    /// the oldest such earlier record.
+    again: BTreeMap<u64, u64>,
     size: u64,
 }
 
@@ -413,7 +416,12 @@ impl Keeper {
     fn group(&mut self, number: u64, entry: &Entry, op: &Op<'_>) {
         let Some(key) = self.names.key(op.file()) else { return };
         let Some(image) = self.images.get_mut(&key) else { return };
-        if image.meta.state == State::GivenUp || entry.first < image.meta.at {
+        if image.meta.state == State::GivenUp {
+            return;
+        }
+        if entry.first < image.meta.at {
+            let before = self.again.entry(number).or_insert(image.since);
+            *before = image.since.min(*before);
             return;
         }
         self.size -= image.size();
@@ -460,13 +468,26 @@ impl Keeper {
         self.images.get(key)
     }
 
-    /// Records before this one are needed by nobody; `None`: none at all is.
+    /// The number of the record with which what is kept may begin, so that files can be made again of the rest: `below` at most.
+    ///
+    /// That is not behind any record that something is provided by; nor behind what was said of a file and before groups of the time before that, which
+    /// would else be carried out on it.
     #[must_use]
-    pub fn floor(&self) -> Option<u64> {
-        self.order.first().map(|(number, ..)| *number)
+    pub fn begins(&self, below: u64) -> u64 {
+        let mut begins = self.order.first().map_or(below, |(number, ..)| below.min(*number));
+        while let Some(before) = self.again.range(begins..).map(|(_, before)| *before).find(|it| *it < begins)
+        {
+            begins = before;
+        }
+        begins
     }
 
-    /// The file, and some of its pieces, that are to be sent once more so that [`floor`](Self::floor) gets higher.
+    /// Records below this one are given up.
+    pub fn given_up(&mut self, below: u64) {
+        self.again = self.again.split_off(&below);
+    }
+
+    /// The file, and some of its pieces, that are to be sent once more so that [what is kept](Self::begins) begins later.
     #[must_use]
     pub fn oldest(&self, most: usize) -> Option<(FileKey, Vec<u32>)> {
         let (_, key, _) = self.order.first()?;

@@ -443,9 +443,15 @@ impl Copy {
 
     /// Whether the oldest record is needed by nobody.
     fn is_shrinking(&self) -> bool {
-        let floor = self.imaging.as_ref().and_then(|imaging| imaging.imager.keeper().floor());
-        let is_free = |kept: &Kept| kept.upto <= self.log.tail() && kept.number < floor.unwrap_or(u64::MAX);
-        self.kept.front().is_some_and(is_free)
+        let Some(front) = self.kept.front().map(|kept| kept.number) else { return false };
+        self.begins(self.log.tail(), u64::MAX) > front
+    }
+
+    /// With which record what is needed may begin, `below` at most, where the log has all below `tail` in its files.
+    fn begins(&self, tail: u64, below: u64) -> u64 {
+        let needed = self.kept.iter().find(|kept| kept.upto > tail);
+        let below = needed.map_or(below, |kept| kept.number);
+        self.imaging.as_ref().map_or(below, |imaging| imaging.imager.keeper().begins(below))
     }
 
     /// Sends what is committed.
@@ -509,13 +515,12 @@ impl Copy {
         let base = self.servers.send(records)?;
         self.behind = base + sizes.len() as u64;
         self.tail = self.tail.max(tail);
-        let floor = self.imaging.as_ref().and_then(|imaging| imaging.imager.keeper().floor());
-        let floor = floor.unwrap_or(u64::MAX);
-        while self.kept.front().is_some_and(|kept| kept.upto <= tail && kept.number < floor) {
+        let below = self.begins(tail, base);
+        while self.kept.front().is_some_and(|kept| kept.number < below) {
             self.bytes -= self.kept.pop_front().map_or(0, |kept| kept.bytes);
         }
-        let below = self.kept.front().map_or(base, |kept| kept.number);
-        if self.imaging.is_some() {
+        if let Some(imaging) = &mut self.imaging {
+            imaging.imager.trimmed(below);
             // They lie between what is kept.
             self.bytes += sizes.iter().sum::<u64>();
             self.kept.extend((base..).zip(sizes).map(|(number, bytes)| Kept { number, upto: 0, bytes }));
