@@ -351,14 +351,20 @@ impl<'a, M: Medium, F: Files> Finder<'a, M, F> {
         due
     }
 
-    /// Whether a file has been removed behind all that counts: its handle leads to nothing, on the file system that it was on.
+    /// Whether a file has been removed behind all that counts: its handle leads to nothing, on the file system that it was on. Where something
+    /// has its name that the log does not know, as after files were brought back from a copy of theirs, somebody has to decide.
     pub(super) fn is_removed(&self, file: FileId) -> io::Result<bool> {
         let Some(identity) = self.identity(file).filter(|_| self.stale.contains(&file)) else {
             return Ok(false);
         };
-        let Some((parent, _)) = split(&identity.path) else { return Ok(false) };
+        let Some((parent, name)) = split(&identity.path) else { return Ok(false) };
         let Some(parent) = self.files.directory(parent)? else { return Ok(false) };
         let device = self.files.about(&parent)?.device;
+        if let Some(there) = self.there(&parent, name)?
+            && !self.all().any(|(_, known)| known.about.is_same(&there.about))
+        {
+            return Ok(false);
+        }
         // The number may be another one after a restart; then something else of the log is there.
         Ok(device == identity.device || self.all().any(|(_, known)| known.about.device == device))
     }

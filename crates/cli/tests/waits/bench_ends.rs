@@ -66,6 +66,9 @@ fn ends(words: &[&str], has_directory: bool, signal: (&str, i32)) {
     if has_directory {
         command.arg(if words[0] == "erda" { "--dir" } else { "--directory" }).arg(dir.path());
     }
+    if words[0] == "nvcache" {
+        command.env("REMANENCE_PRELOAD", crate::cache::library());
+    }
     command.env(MARK, &mark).env("TMPDIR", dir.path()).process_group(0);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("rem starts");
     let pid = child.id();
@@ -131,7 +134,7 @@ fn a_bench_of_roles_ends_with_them() {
     ends_by_each_signal(&["erda", "--quick"], true);
 }
 
-/// Its programs are under `rem run`, where that finds its library.
+/// Its programs are under `rem run`.
 #[test]
 fn a_bench_of_programs_under_a_write_cache_ends_with_them() {
     for signal in [("-INT", 2), ("-TERM", 15)] {
