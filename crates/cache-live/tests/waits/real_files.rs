@@ -165,7 +165,6 @@ fn no_link_leads_out_and_no_pipe_is_opened() {
     assert_eq!(report.outcome, Some(Outcome::Held(Held::Files(vec![a, b]))), "{report:?}");
     assert_eq!(fs::read(&secret).unwrap(), b"secret");
     // A link beside has no say in where its file is put.
-    fs::remove_file(bench.path("a")).unwrap();
     let aside = bench.directory.path().join("aside");
     fs::create_dir(&aside).unwrap();
     symlink(&secret, aside.join("a.rem-recovered")).unwrap();
@@ -174,6 +173,23 @@ fn no_link_leads_out_and_no_pipe_is_opened() {
     assert_eq!(fs::read(&secret).unwrap(), b"secret");
     assert_eq!(fs::read(aside.join("a.rem-recovered.1")).unwrap(), b"new");
     assert_eq!(fs::read(aside.join("b.rem-recovered")).unwrap(), b"new");
+}
+
+/// Who is not root finds no file by its handle, and has to decide.
+#[test]
+fn nothing_is_due_to_a_file_that_was_removed_where_nothing_has_its_name() {
+    let mut bench = Bench::new();
+    fs::write(bench.path("a"), b"ours").unwrap();
+    let a = bench.register(&bench.path("a"));
+    bench.write(a, 0, b"new");
+    fs::remove_file(bench.path("a")).unwrap();
+    let report = bench.recover(&Options::default());
+    let outcome = match rustix::process::geteuid().is_root() {
+        true => Outcome::Empty,
+        false => Outcome::Held(Held::Files(vec![a])),
+    };
+    assert_eq!(report.outcome, Some(outcome), "{report:?}");
+    assert!(!bench.path("a").exists());
 }
 
 #[test]
