@@ -215,7 +215,7 @@ fn a_command_that_may_have_been_carried_out_is_not_said_to_be_refused() {
     let host = |bytes| {
         let region = Region::anonymous(4096).expect("memory");
         let options = ServerOptions::new(&device, region, 0).declare(Config::software(Domain::Process));
-        let mut server = Server::bind(options.without_buffers().messages(2, bytes)).expect("a server");
+        let mut server = Server::bind(options.without_buffers().messages(4, bytes)).expect("a server");
         server.on_call(SERVICE, |call| {
             Ok(match Request::parse(call.request).expect("a request") {
                 Request::Open => Reply::Opened(1),
@@ -231,7 +231,7 @@ fn a_command_that_may_have_been_carried_out_is_not_said_to_be_refused() {
     thread::scope(|scope| {
         scope.spawn(|| long.run(&stop).map(drop));
         scope.spawn(|| short.run(&stop).map(drop));
-        let options = ClientOptions::default().patience(Duration::from_millis(300));
+        let options = ClientOptions::default().patience(Duration::from_secs(2));
         let told =
             Client::connect(&device, &hosts, options.clone()).and_then(|mut client| client.call(&[7; 6000]));
         // Whoever asks the second one first has asked nobody who could have carried it out.
