@@ -210,7 +210,6 @@ fn of_an_answer_that_no_message_takes_it_is_said_at_once_that_its_command_was_ca
 
 /// A host that may have carried a command out has gone, and another one takes no command that is as long.
 #[test]
-#[ignore = "it was not run yet as it is: `cargo test -p remanence-remotelog --test waits -- --ignored said_to_be_refused` runs it"]
 fn a_command_that_may_have_been_carried_out_is_not_said_to_be_refused() {
     let device = Context::open(Options::udp("127.0.0.1".parse().expect("one"))).expect("a device");
     let host = |bytes| {
