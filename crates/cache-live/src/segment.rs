@@ -147,6 +147,18 @@ const COPIED_TAIL: usize = 19;
 const IMAGES: usize = 20;
 const ASKED_LOOK: usize = 21;
 const LOOKED: usize = 22;
+/// Whose turn it is to sync the log, and up to where somebody has asked for that.
+const TURN: usize = 23;
+const SYNC_UPTO: usize = 24;
+
+/// Somebody has the turn.
+const TAKEN: u64 = 1;
+/// Somebody sleeps until it is given back.
+const AWAITED: u64 = 2;
+/// What the number of a turn counts by.
+const NEXT: u64 = 4;
+/// How long a turn is waited for: who has it may have been killed, or stopped.
+pub(crate) const TURN_MS: u64 = 20;
 
 impl Segment {
     /// That of these words; `None` if there are too few.
@@ -299,6 +311,43 @@ impl Segment {
             }
             // A failure wakes nobody who looked just before: it is looked for now and then.
             sys::wait(word, seen as u32, (until - now).div_ceil(1_000_000).min(100));
+        }
+    }
+
+    /// Waits until all below an index is durable, for which one of those who wait syncs the log for all: `sync`, which is told up to where somebody has
+    /// asked. A disk takes as long for the entries of several as for those of one. Who has waited for so many milliseconds takes the turn away, which does no
+    /// harm: two that sync at a time are as good as one behind the other.
+    pub(crate) fn sync_in_turn(self, upto: u64, milliseconds: u64, sync: impl Fn(u64) -> bool) -> bool {
+        self.word(SYNC_UPTO).fetch_max(upto, Ordering::SeqCst);
+        let word = self.word(TURN);
+        let until = sys::monotonic().saturating_add(milliseconds * 1_000_000);
+        loop {
+            if self.has_failed() || self.log().load(Word::Durable) >= upto {
+                return !self.has_failed();
+            }
+            let turn = word.load(Ordering::SeqCst);
+            let left = until.saturating_sub(sys::monotonic());
+            let swap = |to| word.compare_exchange(turn, to, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+            if turn & TAKEN != 0 && left > 0 {
+                if turn & AWAITED != 0 || swap(turn | AWAITED) {
+                    sys::wait(word, (turn | AWAITED) as u32, left.div_ceil(1_000_000));
+                }
+            } else if swap(turn.wrapping_add(NEXT) | TAKEN) {
+                let done = sync(self.word(SYNC_UPTO).load(Ordering::SeqCst));
+                self.give_back(turn.wrapping_add(NEXT) | TAKEN);
+                return done;
+            }
+        }
+    }
+
+    /// Ends a turn, if nobody has taken it away.
+    fn give_back(self, turn: u64) {
+        let word = self.word(TURN);
+        let ended = word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |now| {
+            (now | AWAITED == turn | AWAITED).then_some(now & !(TAKEN | AWAITED))
+        });
+        if ended.is_ok_and(|was| was & AWAITED != 0) {
+            sys::wake(word);
         }
     }
 
@@ -818,6 +867,56 @@ pub(crate) mod tests {
     }
 
     const FIRST: First = First { id: 5, why: 0, due: 1, changed: 100 };
+
+    #[test]
+    fn one_of_those_who_wait_syncs_for_all() {
+        const LONG_MS: u64 = 600_000;
+        let segment = segment();
+        let (synced, (go, went)) = (&AtomicU64::new(0), std::sync::mpsc::channel::<()>());
+        let sync = move |upto| {
+            synced.fetch_add(1, Ordering::SeqCst);
+            segment.log().raise(Word::Durable, upto);
+            true
+        };
+        let until = |holds: &dyn Fn() -> bool| {
+            while !holds() {
+                std::thread::yield_now();
+            }
+        };
+        std::thread::scope(|threads| {
+            let held = move |upto| {
+                let _ = went.recv();
+                sync(upto)
+            };
+            threads.spawn(move || assert!(segment.sync_in_turn(1, LONG_MS, held)));
+            until(&|| segment.word(TURN).load(Ordering::SeqCst) & TAKEN != 0);
+            for upto in 2..=9 {
+                threads.spawn(move || assert!(segment.sync_in_turn(upto, LONG_MS, sync)));
+                until(&|| segment.word(SYNC_UPTO).load(Ordering::SeqCst) == upto);
+            }
+            drop(go);
+        });
+        assert_eq!(synced.load(Ordering::SeqCst), 2, "that of the first, and one for the eight behind it");
+        assert_eq!(segment.word(TURN).load(Ordering::SeqCst) & (TAKEN | AWAITED), 0);
+    }
+
+    #[test]
+    fn who_has_died_with_the_turn_has_it_taken_away_and_ends_nobody_elses() {
+        let segment = segment();
+        let dead = NEXT | TAKEN;
+        segment.word(TURN).store(dead, Ordering::SeqCst);
+        let sync = |upto| {
+            segment.give_back(dead);
+            assert_eq!(segment.word(TURN).load(Ordering::SeqCst) & TAKEN, TAKEN, "it is another's by now");
+            segment.log().raise(Word::Durable, upto);
+            true
+        };
+        assert!(segment.sync_in_turn(5, 1, sync));
+        assert!(segment.sync_in_turn(5, 1, |_| panic!("all of it is durable")));
+        assert_eq!(segment.word(TURN).load(Ordering::SeqCst) & TAKEN, 0);
+        segment.fail();
+        assert!(!segment.sync_in_turn(5, 1, |_| true), "nothing is durable any more that somebody asks for");
+    }
 
     #[test]
     fn a_file_is_found_by_its_identity_and_not_after_it_was_removed() {

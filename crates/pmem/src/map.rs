@@ -250,6 +250,14 @@ pub(crate) fn reserve(file: &File, len: u64) -> io::Result<()> {
     }
 }
 
+/// Where the first hole of a file is, or its end: blocks that are reserved and were never written are one, to file systems that tell.
+#[cfg(test)]
+pub(crate) fn first_hole(file: &File) -> io::Result<u64> {
+    // SAFETY: moves the position of a descriptor of ours.
+    let at = unsafe { libc::lseek(file.as_raw_fd(), 0, libc::SEEK_HOLE) };
+    u64::try_from(at).map_err(|_| io::Error::last_os_error())
+}
+
 /// Whether a file could have so many bytes by what its file system still has, of which nothing is taken.
 pub(crate) fn has_room(file: &File, len: u64) -> io::Result<()> {
     let missing = len.saturating_sub(file.metadata()?.blocks() * 512);

@@ -38,6 +38,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 
 use remanence_cache::entry::Owner;
+use remanence_cache::format::Promise;
 use remanence_cache::log::Log;
 use remanence_cache::words::{Word, Words as _};
 use remanence_pmem::{PersistenceDomain, Region};
@@ -45,7 +46,7 @@ use remanence_pmem::{PersistenceDomain, Region};
 pub use calls::{NUMBERS, handle, unseen, unseen_any, wait_changes, wants};
 
 use crate::medium::LogMedium;
-use crate::segment::{self, Client, File, Segment, SegmentWords};
+use crate::segment::{self, Client, File, Segment, SegmentWords, TURN_MS};
 use crate::sys::{self, Address, Errno, Socket};
 use crate::wire::{self, Answer, Kind, Question};
 
@@ -309,9 +310,18 @@ impl Face {
         let words = self.segment.log();
         let from = words.load(Word::Durable).max(words.load(Word::Tail));
         // More is never in use: then the words are not what we and the daemon wrote.
-        let fair = upto.saturating_sub(from) <= self.lap;
-        fair && !self.segment.has_failed()
-            && self.log.persist_up_to(me.owner, upto).is_ok()
+        let is_fair = |upto: u64| upto.saturating_sub(from) <= self.lap;
+        let persist = |asked| {
+            let upto = if is_fair(asked) { upto.max(asked) } else { upto };
+            self.log.persist_up_to(me.owner, upto).is_ok()
+        };
+        let is_durable = || match self.log.promise() {
+            Promise::AtReturn => persist(upto),
+            Promise::AtSync => self.segment.sync_in_turn(upto, TURN_MS, persist),
+        };
+        is_fair(upto)
+            && !self.segment.has_failed()
+            && is_durable()
             && (!self.segment.is_copied() || self.segment.wait_copied(upto, COPY_MS))
     }
 

@@ -209,7 +209,7 @@ pub fn file_options() -> FileOptions {
     fn image(head: &[u8], len: u64) -> Image {
         FORMAT.image(head, len)
     }
-    FORMAT.signature.file_options(image)
+    FORMAT.signature.file_options(image).written(true)
 }
 
 /// Makes an empty page cache on a medium that is blank, or on which one was being made; durable on return.
