@@ -396,8 +396,10 @@ impl Face {
                 return Verdict::Return(synced);
             }
         }
+        // What was seen before the lock is as good if nothing came between: the sync is about what was changed before it began.
+        let is_same = stat.changed == file.changed();
         if file.is_absorbed()
-            && let Ok(now) = Stat::of(fd)
+            && let Ok(now) = if is_same { Ok(stat) } else { Stat::of(fd) }
         {
             file.note(now.changed);
             if file.is_absorbed() {
