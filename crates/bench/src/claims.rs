@@ -139,10 +139,10 @@ impl fmt::Display for Claim {
     }
 }
 
-/// A ratio as words: that of the state with the most blocks, with its interval.
+/// A ratio as words, with its interval, in each state that is judged.
 #[must_use]
 pub fn times<E: Into<Estimate>>(ratio: Option<E>) -> String {
-    ratio.map_or_else(|| "not measured".to_owned(), |ratio| format!("{} x", ratio.into()))
+    ratio.map_or_else(|| "not measured".to_owned(), |ratio| ratio.into().words(" x"))
 }
 
 /// Claims, one below the other.

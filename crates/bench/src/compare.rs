@@ -2,14 +2,15 @@
 //!
 //! Two runs are not interleaved: the machine may have been slower as a whole in one of them. So what all points of a metric have in
 //! common (the median of their ratios) is said once and taken off, and of the rest only that counts as a change which lies outside both
-//! points' intervals and outside the A/A pairs of both runs.
+//! points' intervals and outside those A/A pairs of both runs that are most like it.
 
 use std::collections::BTreeMap;
 
 use comfy_table::{Table, presets};
 use serde::{Deserialize, Serialize};
 
-use crate::report::{Report, Row, align, bytes, figure};
+use crate::report::{Control, Report, Row, align, bytes, figure};
+use crate::samples::{ALIKE, alike};
 
 /// What is read of an earlier report: what is not needed is passed over, so that those of other releases can be read.
 #[derive(Clone, Debug, Deserialize)]
@@ -38,6 +39,11 @@ struct Point {
 /// An A/A pair, by state.
 #[derive(Clone, Debug, Deserialize)]
 struct Pair {
+    op: String,
+    series: String,
+    /// Earlier releases did not say it: then they are like nothing but by their servers.
+    #[serde(default)]
+    metric: String,
     ratio: Option<BTreeMap<String, Bounds>>,
 }
 
@@ -63,7 +69,7 @@ pub struct Change {
 pub struct Comparison {
     /// By metric: how much all of its points changed, new over old, and how many there are.
     pub common: BTreeMap<&'static str, (f64, usize)>,
-    /// What no difference is smaller than: the wider side of the A/A pairs of both, as a factor.
+    /// The widest of the A/A pairs of both, as a factor. A point is held against those that are most like it.
     pub spread: f64,
     /// What changed beyond all that, the largest first.
     pub changed: Vec<Change>,
@@ -118,9 +124,13 @@ pub fn compare(new: &Report, old: &str) -> Result<Comparison, String> {
             (metric, (ratios[ratios.len() / 2], ratios.len()))
         })
         .collect();
-    let spread = spread(new).max(
-        old.controls.iter().flat_map(|pair| &pair.ratio).flatten().map(|(_, b)| wider(b)).fold(1.0, f64::max),
-    );
+    let of_new =
+        new.controls.iter().map(|pair| ((&pair.op[..], &pair.series[..], pair.metric), spread(pair)));
+    let of_old = old.controls.iter().map(|pair| {
+        let bounds = pair.ratio.iter().flatten().map(|(_, bounds)| wider(bounds));
+        ((&pair.op[..], &pair.series[..], &pair.metric[..]), bounds.fold(1.0, f64::max))
+    });
+    let spreads = Spreads([of_new.collect(), of_old.collect()]);
     let (mut changed, mut undecided, compared) = (Vec::new(), 0, pairs.len());
     for (row, old) in pairs {
         let enough = row.bursts >= 2 && old.bursts >= 2;
@@ -132,6 +142,7 @@ pub fn compare(new: &Report, old: &str) -> Result<Comparison, String> {
         };
         let off = common[row.metric].0;
         let ratio = row.p50 / old.p50 / off;
+        let spread = spreads.of((&row.op, &row.series, row.metric));
         let within = ((low / after / off).min(ratio / spread), (high / before / off).max(ratio * spread));
         if within.0 > 1.0 || within.1 < 1.0 {
             let point = (row.op.clone(), row.x, row.series.clone(), row.metric, row.state);
@@ -144,12 +155,36 @@ pub fn compare(new: &Report, old: &str) -> Result<Comparison, String> {
         !new.rows.iter().any(|row| (&row.op, row.x, &row.series, row.metric) == (op, *x, series, &metric[..]))
     });
     let gone = left.map(|(op, x, series, ..)| format!("{op} {} {series}", bytes(x))).collect();
+    let spread = spreads.widest();
     Ok(Comparison { common, spread, changed, compared, undecided, gone })
 }
 
-fn spread(report: &Report) -> f64 {
-    let intervals = report.controls.iter().filter_map(|control| control.ratio);
-    let all = intervals.flat_map(|ratio| ratio.all().collect::<Vec<_>>());
+/// What a pair is of: operation, series and metric.
+type Name<'a> = (&'a str, &'a str, &'a str);
+
+/// How far a series was from itself, as a factor, by pair: those of either report.
+struct Spreads<'a>([Vec<(Name<'a>, f64)>; 2]);
+
+impl Spreads<'_> {
+    /// The widest of the pairs that are most like such a point, of either report.
+    fn of(&self, point: Name<'_>) -> f64 {
+        let most_like = |pairs: &Vec<(Name<'_>, f64)>| {
+            let widest = |n: usize| {
+                let those = pairs.iter().filter(|(name, _)| alike(*name, point)[n]);
+                those.map(|(_, spread)| *spread).reduce(f64::max)
+            };
+            (0..ALIKE).find_map(widest).unwrap_or(1.0)
+        };
+        self.0.iter().map(most_like).fold(1.0, f64::max)
+    }
+
+    fn widest(&self) -> f64 {
+        self.0.iter().flatten().map(|(_, spread)| *spread).fold(1.0, f64::max)
+    }
+}
+
+fn spread(pair: &Control) -> f64 {
+    let all = pair.ratio.iter().flat_map(|ratio| ratio.all().collect::<Vec<_>>());
     all.map(|(_, i)| wider(&Bounds { low: Some(i.low), high: Some(i.high) })).fold(1.0, f64::max)
 }
 
@@ -203,6 +238,7 @@ mod tests {
     use super::*;
     use crate::machine::State;
     use crate::samples::{Key, Metric, Samples};
+    use crate::stats::{Estimate, Interval};
 
     /// A run in which one series takes `factor` times as long as the others do, on a machine that is `whole` times as slow.
     fn report(seed: u64, whole: f64, factor: f64) -> Report {
@@ -232,6 +268,33 @@ mod tests {
         assert_eq!(found.changed.len(), 1, "{}", found.text());
         assert_eq!(found.changed[0].point.2, "d");
         assert!((found.common["latency"].0 - 1.4).abs() < 0.05);
+    }
+
+    /// One that is 15 % slower is seen, though another operation's pair was three times as far from itself.
+    #[test]
+    fn a_point_is_held_against_the_pairs_that_are_most_like_it() {
+        let pair = |op: &str, spread| Control {
+            op: op.into(),
+            x: 64,
+            series: "a".into(),
+            metric: "latency",
+            ratio: Some(
+                Estimate::by_state(|state| (state == State::Near).then_some(spread)).expect("a state"),
+            ),
+        };
+        let wide = Interval { value: 1.0, low: 1.0 / 3.0, high: 3.0, n: 9 };
+        let with = |mut report: Report| {
+            report.controls.push(pair("read", wide));
+            report
+        };
+        let (old, new) = (with(report(1, 1.0, 1.0)), with(report(2, 1.0, 1.15)));
+        let found = compare(&new, &old.json()).expect("reports");
+        assert_eq!(found.changed.len(), 1, "{}", found.text());
+        assert!((found.spread - 3.0).abs() < 1e-9, "and it is told");
+        // An earlier release did not say of which metric its pairs are.
+        let earlier = old.json().replace("\"metric\": \"latency\",\n      \"ratio\"", "\"ratio\"");
+        assert_ne!(earlier, old.json());
+        assert!(compare(&new, &earlier).expect("reports").changed.is_empty());
     }
 
     #[test]

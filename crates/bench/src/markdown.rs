@@ -13,6 +13,12 @@ const BEFORE: &str = "\
 it. What the words and the columns mean stands in [benches.md](../benches.md). Everything is live, over real sockets or memory, unless a row says
 *simulated* or *model*. Each bench says on which machine it ran, with nothing else running.
 
+A ratio stands with its 95 % interval: 1.30 x (1.28 to 1.34). It holds, or does not, where the whole interval is on one side of the limit, in every
+*state of the machine*: a cache line takes less than 200 ns from one core to the other and back (*near*), more than 300 ns (*far*), or something in
+between (*unclear*, which on some machines is all there is). A state is named where several were met, and a bar has the value of the worse one. What is
+decided by less than half of its interval is *close*: another run may leave it undecided. A claim holds *in shape* where the paper's factor is missed, and the
+order or the growth that it tells of is here too.
+
 | bench | command | claims of the papers | bars |
 |---|---|---|---|
 ";
@@ -38,11 +44,8 @@ pub fn markdown(sources: &[Source]) -> Result<String, String> {
             for bar in &read.bars {
                 let [value, interval, limit] = bar.cells();
                 let (_, verdict) = bars.count(bar.verdict());
-                let _ = writeln!(
-                    sections,
-                    "| {} | {value} | {interval} | {limit} | {verdict} |",
-                    cell(&bar.name)
-                );
+                let (name, remark) = (cell(&bar.name), bar.remark());
+                let _ = writeln!(sections, "| {name} | {value} | {interval} | {limit} | {verdict}{remark} |");
             }
             let claimed = read.claims();
             if !claimed.is_empty() {
@@ -60,6 +63,13 @@ pub fn markdown(sources: &[Source]) -> Result<String, String> {
                     cell(&claim.found),
                     cell(&shape)
                 );
+            }
+            let pairs = read.pairs();
+            if !pairs.is_empty() {
+                let _ = writeln!(sections, "\nThe same twice (A/A): {}.", cell(&pairs.join("; ")));
+            }
+            for (who, how) in read.settings() {
+                let _ = writeln!(sections, "\n{}: `{}`", cell(who), cell(&how));
             }
             for (word, lines) in [("Too few bursts", &read.lacking), ("Not measured", &read.skipped)] {
                 for line in lines {
@@ -87,19 +97,39 @@ fn cell(text: &str) -> String {
 mod tests {
     use super::*;
     use crate::claims::{Claim, Verdict};
-    use crate::report::{Bar, Report, Sense};
+    use crate::machine::State;
+    use crate::report::{Bar, Control, Report, Sense};
+    use crate::stats::{Estimate, Interval, LEAST};
 
     #[test]
     fn each_bar_and_claim_is_a_row_with_its_verdict() {
-        let params =
-            serde_json::json!({ "claims": [Claim::new("5.2: a | b", Verdict::FailsHere, "1.50 x")] });
-        let bars = vec![Bar::new("the first", Some(0.5), Sense::AtMost, 1.0)];
-        let report = Report::of_rows("erda", params, Vec::new(), bars, vec!["redis: not installed".into()]);
+        let params = serde_json::json!({
+            "claims": [Claim::new("5.2: a | b", Verdict::FailsHere, "1.50 x")],
+            "settings": { "UCX": "ucx_perftest -p PORT" },
+        });
+        let near = Interval { value: 0.9, low: 0.8, high: 0.99, n: LEAST };
+        let ratio = Estimate::by_state(|state| match state {
+            State::Near => Some(near),
+            State::Far => Some(near.map(|value| value / 2.0)),
+            _ => None,
+        });
+        let bars = vec![
+            Bar::new("the first", Some(0.5), Sense::AtMost, 1.0),
+            Bar::new("the second", ratio, Sense::AtMost, 1.0),
+        ];
+        let mut report =
+            Report::of_rows("erda", params, Vec::new(), bars, vec!["redis: not installed".into()]);
+        let (op, series) = ("get".to_owned(), "ours".to_owned());
+        report.controls = vec![Control { op, x: 64, series, metric: "latency", ratio }];
         let source = Source { name: "erda.json".into(), json: report.json(), svg: Some("<svg/>".into()) };
         let page = markdown(&[source]).expect("a report");
         for part in [
             "| [erda](#erda) ([figure](erda.svg)) | `rem",
             "| the first | 0.500 | – | ≤ 1.00 | holds here |",
+            "| the second | 0.900 near | 0.800 to 0.990 | ≤ 1.00 | holds here, close |",
+            "(A/A): get 64, ours beside itself: ",
+            "near 0.900 (0.800 to 0.990)",
+            "UCX: `ucx_perftest -p PORT`",
             "| 5.2: a \\| b | does not hold here | 1.50 x |",
             "Not measured: redis: not installed.",
         ] {

@@ -101,10 +101,10 @@ pub(crate) fn named(
     Ok((points.map(|(key, part)| (key.clone(), *part)).collect(), of_bars))
 }
 
-/// Those of a group without which something is not `there` any more, where it needs each of them.
+/// Those of a group, which is in order, without which something is not `there` any more, where it needs each of them.
 pub(crate) fn needed(all: &Points, group: &[&Key], there: &impl Fn(&Points) -> bool) -> Vec<Key> {
     let mut without = all.clone();
-    without.retain(|key, _| !group.contains(&key));
+    without.retain(|key, _| group.binary_search(&key).is_err());
     match group {
         [] => Vec::new(),
         _ if there(&without) => Vec::new(),

@@ -3,12 +3,13 @@
 //! It is made of the JSON that benches write, of this release or an earlier one, so that no bench need run again for it. The page has no
 //! script and loads nothing; it is readable light, dark and printed.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::report::figure;
+use crate::report::{bytes, figure};
 
 /// What one bench wrote: its JSON, and its figure if there is one.
 #[derive(Clone, Debug)]
@@ -58,6 +59,14 @@ pub(crate) struct Bar {
     sense: String,
     holds: bool,
     verdict: Option<String>,
+    /// Whether it is decided by so little that another run may leave it undecided; earlier releases did not say it.
+    #[serde(default)]
+    close: bool,
+    /// In which state of the machine the value was found, and those that were met.
+    #[serde(default)]
+    state: Option<String>,
+    #[serde(default)]
+    states: Option<BTreeMap<String, Value>>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -81,6 +90,29 @@ impl Read {
         self.params["command"].as_str().map_or_else(|| format!("rem bench {}", self.bench), str::to_owned)
     }
 
+    /// The A/A pairs, a line each.
+    pub(crate) fn pairs(&self) -> Vec<String> {
+        let of = |control: &Value| {
+            let text = |key: &str| control[key].as_str().unwrap_or_default();
+            let states = control["ratio"].as_object().into_iter().flatten();
+            let state = |(state, ratio): (&String, &Value)| {
+                let bound = |key: &str| ratio[key].as_f64().map_or_else(|| "–".to_owned(), figure);
+                format!("{state} {} ({} to {})", bound("value"), bound("low"), bound("high"))
+            };
+            let found: Vec<String> = states.map(state).collect();
+            let found = if found.is_empty() { "not measured".to_owned() } else { found.join(", ") };
+            let x = control["x"].as_u64().map_or_else(String::new, |x| format!(" {}", bytes(x)));
+            format!("{}{x}, {} beside itself: {found}", text("op"), text("series"))
+        };
+        self.controls.iter().map(of).collect()
+    }
+
+    /// Who was measured beside ours, and how they were run.
+    pub(crate) fn settings(&self) -> impl Iterator<Item = (&String, String)> {
+        let settings = self.params["settings"].as_object().into_iter().flatten();
+        settings.map(|(who, how)| (who, how.as_str().map_or_else(|| how.to_string(), str::to_owned)))
+    }
+
     /// The machine that it ran on, in words.
     pub(crate) fn machine(&self) -> String {
         let text = |key: &str| self.machine[key].as_str().unwrap_or("unknown");
@@ -95,7 +127,12 @@ impl Bar {
         self.verdict.as_deref().unwrap_or(if self.holds { "holds" } else { "missed" })
     }
 
-    /// What was found, its interval, and the limit.
+    /// What is said behind the verdict.
+    pub(crate) const fn remark(&self) -> &'static str {
+        if self.close { ", close" } else { "" }
+    }
+
+    /// What was found, with the state of the machine where there were several; its interval, and the limit.
     pub(crate) fn cells(&self) -> [String; 3] {
         let number = |value: Option<f64>| value.map_or_else(|| "–".to_owned(), figure);
         let interval = match (self.low, self.high) {
@@ -103,7 +140,9 @@ impl Bar {
             _ => "–".to_owned(),
         };
         let sense = if self.sense == "<=" { "≤" } else { "≥" };
-        [number(self.value), interval, format!("{sense} {}", figure(self.limit))]
+        let several = self.states.as_ref().is_some_and(|states| states.len() > 1);
+        let state = self.state.as_deref().filter(|_| several).map(|state| format!(" {state}"));
+        [number(self.value) + &state.unwrap_or_default(), interval, format!("{sense} {}", figure(self.limit))]
     }
 }
 
@@ -252,7 +291,8 @@ fn section(out: &mut String, id: usize, read: &Read, source: &Source) -> Summary
         for bar in asked {
             let (name, verdict) = (escape(&bar.name), bars.shown(bar.verdict()));
             let [value, interval, limit] = bar.cells().map(|cell| format!("<td class=\"n\">{cell}"));
-            let _ = writeln!(out, "<tr><td>{name}{value}{interval}{limit}<td>{verdict}</tr>");
+            let remark = bar.remark();
+            let _ = writeln!(out, "<tr><td>{name}{value}{interval}{limit}<td>{verdict}{remark}</tr>");
         }
         out.push_str("</table>\n");
     }
@@ -266,28 +306,10 @@ fn section(out: &mut String, id: usize, read: &Read, source: &Source) -> Summary
             "<p class=\"how\">Measured {times} times; other verdicts than the last had: {which}</p>"
         );
     }
-    for control in &read.controls {
-        let text = |key: &str| escape(control[key].as_str().unwrap_or_default());
-        let states: Vec<String> = control["ratio"]
-            .as_object()
-            .into_iter()
-            .flatten()
-            .map(|(state, ratio)| {
-                let bound = |key: &str| ratio[key].as_f64().map_or_else(|| "–".to_owned(), figure);
-                format!("{} {} ({} to {})", escape(state), bound("value"), bound("low"), bound("high"))
-            })
-            .collect();
-        let found = if states.is_empty() { "not measured".to_owned() } else { states.join(", ") };
-        let _ = writeln!(
-            out,
-            "<p class=\"how\">A/A: {}, {} beside itself: {found}</p>",
-            text("op"),
-            text("series")
-        );
+    for pair in read.pairs() {
+        let _ = writeln!(out, "<p class=\"how\">A/A: {}</p>", escape(&pair));
     }
-    let settings = read.params["settings"].as_object().into_iter().flatten();
-    for (who, how) in settings {
-        let how = how.as_str().map_or_else(|| how.to_string(), str::to_owned);
+    for (who, how) in read.settings() {
         let _ = writeln!(out, "<p class=\"how\">{}: <code>{}</code></p>", escape(who), escape(&how));
     }
     for (word, lines) in [("too few bursts", &read.lacking), ("not measured", &read.skipped)] {
@@ -357,11 +379,16 @@ impl std::fmt::Display for Tally {
         if *self == Self::default() {
             return f.write_str("none");
         }
-        write!(f, "{hold} hold, ")?;
-        if *shape > 0 {
-            write!(f, "{shape} in shape, ")?;
-        }
-        write!(f, "{fail} do not, {undecided} undecided, {other} otherwise")
+        let verb = |n: usize, one: &'static str, several: &'static str| if n == 1 { one } else { several };
+        let all = [
+            (*hold, verb(*hold, "holds", "hold")),
+            (*shape, verb(*shape, "holds in shape", "hold in shape")),
+            (*fail, verb(*fail, "does not hold", "do not hold")),
+            (*undecided, "undecided"),
+            (*other, "not measured, or in a model only"),
+        ];
+        let said = all.into_iter().filter(|(n, _)| *n > 0).map(|(n, words)| format!("{n} {words}"));
+        f.write_str(&said.collect::<Vec<_>>().join(", "))
     }
 }
 
@@ -424,7 +451,8 @@ h3 { margin-bottom: .2em; }
 </style></head><body>
 <h1>Figures and verdicts</h1>
 <p>What the papers claim, and what became of it on this machine. A claim or a bar holds only where the whole 95 % interval of its ratio does, in
-every state of the machine; where the interval has the limit in it, it is undecided. A claim holds in shape where the paper's factor is
+every state of the machine; where the interval has the limit in it, it is undecided. One that is decided by less than half of its interval is
+<em>close</em>: another run may leave it undecided. A claim holds in shape where the paper's factor is
 missed, and the order, the growth or the crossing that it tells of is here too. Figures are live, on real memory and sockets, unless a
 series or a claim says <em>model</em> or <em>simulated</em>. <em>Near</em>, <em>far</em> and <em>unclear</em> are states of the machine, by how long
 a cache line takes from one core to another; <em>any</em> is of one core alone.</p>
@@ -474,14 +502,15 @@ mod tests {
         assert_eq!(summaries[0].claims, Tally { fail: 2, shape: 1, ..Tally::default() });
         // All of them together, and each where its link goes.
         assert!(
-            html.contains("<th>0 hold, 2 in shape, 4 do not") && html.contains("<th>2 hold, 0 do not"),
+            html.contains("<th>2 hold in shape, 4 do not hold")
+                && html.contains("<th>2 hold, 2 not measured"),
             "{html}"
         );
         assert!(
             html.contains("<a href=\"#b1\">transport") && html.contains("<section id=\"b1\"><h3>transport")
         );
         assert!(html.find("<figure>") < html.find("asked of the figures"), "a figure is beside the claims");
-        assert!(summaries[0].claims.to_string().contains("1 in shape"));
+        assert!(summaries[0].claims.to_string().contains("1 holds in shape"));
     }
 
     #[test]

@@ -76,6 +76,11 @@ impl Repeated {
             0 => writeln!(out, "each of {} bars has the same verdict {times} times", all.len()),
             n => writeln!(out, "{n} of {} bars have different verdicts: {}", all.len(), differ.join("; ")),
         };
+        let against = all.iter().filter(|(_, verdicts)| contradict(verdicts)).map(|(name, _)| *name);
+        let against: Vec<&str> = against.collect();
+        if !against.is_empty() {
+            let _ = writeln!(out, "of these hold in one and are missed in another: {}", against.join("; "));
+        }
         out
     }
 
@@ -112,6 +117,11 @@ fn is_one(verdicts: &[Option<&str>]) -> bool {
     verdicts.windows(2).all(|two| two[0] == two[1])
 }
 
+/// Whether one run says that it holds, and another one that it does not: more than that one of them could not decide it.
+fn contradict(verdicts: &[Option<&str>]) -> bool {
+    ["holds", "missed"].iter().all(|word| verdicts.contains(&Some(word)))
+}
+
 /// A verdict of a report as tables have it.
 fn word(verdict: &str) -> &str {
     let all = [Judgement::Holds, Judgement::Missed, Judgement::Undecided, Judgement::NotMeasured];
@@ -141,6 +151,8 @@ mod tests {
         let text = twice.text();
         assert!(text.contains("1 of 2 bars have different verdicts: two\n"), "{text}");
         assert!(text.contains("MISSED") && text.matches("differs").count() == 1, "{text}");
+        assert!(text.ends_with("of these hold in one and are missed in another: two\n"), "{text}");
+        assert!(!contradict(&[Some("holds"), Some("undecided"), None]));
         assert_eq!(twice.whole(), Ok(()));
         let json: Value = serde_json::from_str(&twice.json()).expect("JSON");
         assert_eq!(json["bench"], "a");

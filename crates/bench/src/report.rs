@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::claims::{Claim, Verdict};
 use crate::machine::{Machine, State};
 use crate::role::{Causes, Ran};
-use crate::samples::Samples;
+use crate::samples::{self, Samples};
 use crate::stats::{Estimate, Interval, Judgement};
 
 /// How a figure came about.
@@ -58,6 +58,9 @@ pub struct Row {
     /// What an operation cost its processes, where they are roles.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu: Option<Cpu>,
+    /// The memory that these had, where it is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<Memory>,
     /// How it came about.
     pub kind: Kind,
 }
@@ -89,6 +92,7 @@ impl Row {
             bursts: 1,
             n: 1,
             cpu: None,
+            memory: None,
             kind,
         }
     }
@@ -116,6 +120,25 @@ impl Cpu {
         let each = |sum: u64| sum as f64 / n as f64;
         let (client, server, application) = (each(client), each(server), each(application) / 1e3);
         (n > 0).then_some(Self { client, server, application })
+    }
+}
+
+/// MiB that the processes of a row had at most, until the burst in which that was most.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+pub struct Memory {
+    /// Of the client's process.
+    pub client: f64,
+    /// Of the server's, or of all of its programs together.
+    pub server: f64,
+}
+
+impl Memory {
+    /// Of these bursts.
+    pub(crate) fn of(bursts: impl Iterator<Item = Ran<u64>>) -> Option<Self> {
+        let both = bursts.map(|ran| [ran.client.memory_kib, ran.server.memory_kib]);
+        let [client, server] = both.reduce(|a, b| [a[0].max(b[0]), a[1].max(b[1])])?;
+        let mib = |kib: u64| kib as f64 / 1024.0;
+        (client + server > 0).then(|| Self { client: mib(client), server: mib(server) })
     }
 }
 
@@ -153,6 +176,8 @@ pub struct Control {
     pub x: u64,
     /// What was measured twice.
     pub series: String,
+    /// `latency`, `throughput`, ….
+    pub metric: &'static str,
     /// The ratio of the two; none if it was not measured.
     pub ratio: Option<Estimate>,
 }
@@ -200,6 +225,8 @@ pub struct Bar {
     pub verdict: Judgement,
     /// Whether it holds: only where the whole interval does, in every state of the machine.
     pub holds: bool,
+    /// Whether it is decided so closely that another run may leave it undecided: see [`Estimate::is_close`].
+    pub close: bool,
     /// What was found in each state.
     pub states: Option<Estimate>,
 }
@@ -228,6 +255,7 @@ impl Bar {
             sense,
             verdict,
             holds: verdict == Judgement::Holds,
+            close: states.is_some_and(|found| found.is_close(sense, limit)),
             states,
         }
     }
@@ -238,10 +266,10 @@ impl Bar {
         Self::new(self.name, None::<f64>, self.sense, self.limit)
     }
 
-    /// Whether more blocks could decide it.
+    /// Whether more blocks could decide it, so that another run decides the same.
     #[must_use]
-    pub fn is_open(&self) -> bool {
-        matches!(self.verdict, Judgement::NotMeasured | Judgement::Undecided)
+    pub const fn is_open(&self) -> bool {
+        self.close || matches!(self.verdict, Judgement::NotMeasured | Judgement::Undecided)
     }
 }
 
@@ -340,6 +368,12 @@ impl Report {
         }
         params["effort"] = samples.effort().word().into();
         params["dropped_bursts"] = samples.dropped.into();
+        if let Some(slower) = samples::slowed_down() {
+            if !rows.iter().any(|row| row.series == *slower) {
+                return Err(format!("no series is called {slower:?}, which is to be slowed down"));
+            }
+            params["slower"] = format!("{slower}: told as if it had taken 15 % longer").into();
+        }
         if !samples.words().is_empty() {
             params["only"] = samples.words().into();
         }
@@ -452,7 +486,7 @@ impl Report {
                     bar.state.map_or("-", State::word).to_owned(),
                     if bar.sense == Sense::AtMost { "<=" } else { ">=" }.to_owned(),
                     figure(bar.limit),
-                    bar.verdict.word().to_owned(),
+                    format!("{}{}", bar.verdict.word(), if bar.close { ", close" } else { "" }),
                 ]);
             }
             align(&mut bars, &[1, 2, 5]);
@@ -462,7 +496,7 @@ impl Report {
             let said = all.map(|verdict| format!("{} {}", count(verdict), verdict.word().to_lowercase()));
             let _ = writeln!(out, "{} bars: {}", self.bars.len(), said.join(", "));
         }
-        for Control { op, x, series, ratio } in &self.controls {
+        for Control { op, x, series, ratio, .. } in &self.controls {
             let found = ratio.map_or_else(|| "not measured".to_owned(), |ratio| ratio.to_string());
             let _ = writeln!(out, "A/A: {op} {} {series} beside itself: {found}", bytes(*x));
         }

@@ -1,14 +1,18 @@
 //! Bursts by series and point, kept apart by the state of the machine, and what is made of them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::OnceLock;
 
 use crate::effort::Effort;
 use crate::machine::State;
 use crate::only::{self, Only, Points};
-use crate::report::{Bar, Control, Cpu, Kind, Outlier, Row};
+use crate::report::{Bar, Control, Cpu, Kind, Memory, Outlier, Row};
 use crate::role::Ran;
 use crate::server_load::ServerLoad;
 use crate::stats::{self, Burst, Estimate, Interval, LEAST, LOOKS, Statistic};
+
+/// What the name of a series ends with that is the second one of an A/A pair.
+pub(crate) const AGAIN: &str = " (again)";
 
 /// What one series measured at one point.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -34,10 +38,15 @@ impl Key {
         Self { op: op.to_owned(), x, series: series.to_owned(), metric: Metric::Single }
     }
 
+    /// Its operation, its series and its metric.
+    fn words(&self) -> (&str, &str, Metric) {
+        (&self.op, &self.series, self.metric)
+    }
+
     /// The name of the second one of an A/A pair.
     #[must_use]
     pub fn again(&self) -> Self {
-        Self { series: format!("{} (again)", self.series), ..self.clone() }
+        Self { series: format!("{}{AGAIN}", self.series), ..self.clone() }
     }
 }
 
@@ -76,10 +85,35 @@ impl Metric {
         }
     }
 
+    /// What it would be if everything took 15 % more time.
+    fn slower(self, value: f64) -> f64 {
+        match self {
+            Self::Latency | Self::Unavailability | Self::Recovery => value * SLOWER,
+            Self::Throughput | Self::Rate => value / SLOWER,
+            Self::Cpu | Self::Messages | Self::Single => value,
+        }
+    }
+
     /// Whether ratios and means of it are geometric: what may be zero has arithmetic ones, and no ratio.
     const fn is_positive(self) -> bool {
         !matches!(self, Self::Cpu | Self::Messages)
     }
+}
+
+/// How much longer what is [slowed down](slow_down) takes.
+const SLOWER: f64 = 1.15;
+
+static SLOWED_DOWN: OnceLock<String> = OnceLock::new();
+
+/// Has all bursts of a series told as if they had taken 15 % longer, in this process: whoever doubts that a bench would see that sees it here, with the
+/// noise of the machine that it is run on. The report says so.
+pub fn slow_down(series: String) {
+    let _ = SLOWED_DOWN.set(series);
+}
+
+/// The series that is told as slower than it was, if one is.
+pub(crate) fn slowed_down() -> Option<&'static String> {
+    SLOWED_DOWN.get()
 }
 
 /// What a burst measured, and what its processes counted meanwhile, if they are roles.
@@ -114,6 +148,8 @@ impl From<(Ran<Vec<f64>>, u64)> for Measured {
 pub struct Samples {
     effort: Effort,
     only: Only,
+    /// Once all was measured as often as it is in any case: what those bars are made of that are open still. The rest is measured no more.
+    open: Option<Points>,
     /// What has been asked for, whether it was wanted or not.
     known: Points,
     kept: BTreeMap<Key, Vec<Burst>>,
@@ -165,7 +201,11 @@ impl Samples {
     /// Whether this is measured: a burst that nobody wants is not run.
     pub fn wants(&mut self, key: &Key) -> bool {
         self.know(key);
-        self.only.wants(key)
+        self.is_wanted(key)
+    }
+
+    fn is_wanted(&self, key: &Key) -> bool {
+        self.only.wants(key) && self.open.as_ref().is_none_or(|open| open.contains_key(key))
     }
 
     /// Whether any of these is measured.
@@ -180,7 +220,7 @@ impl Samples {
 
     /// Whether the second one of an A/A pair is measured.
     pub(crate) fn wants_again(&self, key: &Key) -> bool {
-        self.controls.iter().any(|(first, again)| first == key && self.only.wants(again))
+        self.controls.iter().any(|(first, again)| first == key && self.is_wanted(again))
     }
 
     /// Says that this can be asked for, of what comes behind the blocks or is there anyway.
@@ -230,7 +270,9 @@ impl Samples {
     /// Whether another block of the bench, or of the present part of it, is to be measured: what follows belongs to it. There are `blocks`
     /// in any case, and up to three times as many while one of the bars is not measured or undecided still, as the machine was in different
     /// states, or varied: it is looked at [three times](LOOKS) only, as who looks after each block until something is decided decides it by
-    /// chance. What failed in every block is not waited for. Where words say what is measured, one block comes before that in which nothing is.
+    /// chance. What is measured in those is what the open bars are made of, and the A/A pairs that they are judged by: a bar that is decided stays
+    /// so, and how often it is looked at depends on no other. What failed in every block is not waited for. Where words say what is measured, one
+    /// block comes before that in which nothing is.
     ///
     /// # Errors
     /// A word that names nothing.
@@ -245,25 +287,64 @@ impl Samples {
         let goes_on = self.wants_part(self.part)
             && (!self.begun.is_multiple_of(blocks)
                 || self.begun == 0
-                || (self.begun < LOOKS * blocks && self.has_open(&bars)));
+                || (self.begun < LOOKS * blocks && self.look(&bars)));
         if goes_on {
             self.block(self.begun);
             self.begun += 1;
+        } else {
+            self.open = None;
         }
         Ok(goes_on)
     }
 
-    /// Whether more blocks could decide one of the bars.
-    fn has_open(&self, bars: &impl Fn(&Self) -> Vec<Bar>) -> bool {
+    /// Whether more blocks could decide one of the bars; they are of what those are made of.
+    fn look(&mut self, bars: &impl Fn(&Self) -> Vec<Bar>) -> bool {
         // With one burst nothing is decided, and one that failed is tried again.
         let is_tiny = self.effort == Effort::Tiny;
-        let is_possible = |key: &&Key| {
+        let is_possible = |(key, part): &(&Key, &&'static str)| {
             let is_tried = if is_tiny { key.metric != Metric::Single } else { self.kept.contains_key(*key) };
-            is_tried && self.only.wants(key)
+            is_tried && self.only.wants(key) && **part == self.part
         };
-        let possible = Self::of_each(self.known.keys().filter(is_possible));
-        let open = |bar: &Bar| if is_tiny { bar.value.is_none() } else { bar.is_open() };
-        bars(self).iter().zip(bars(&possible)).any(|(bar, could)| open(bar) && could.value.is_some())
+        let possible = self.known.iter().filter(is_possible);
+        let possible: Points = possible.map(|(key, part)| (key.clone(), *part)).collect();
+        let is_open = |bar: &Bar| if is_tiny { bar.value.is_none() } else { bar.is_open() };
+        let both = bars(self).into_iter().zip(bars(&Self::of_each(possible.keys()))).enumerate();
+        let open = both.filter(|(_, (bar, could))| is_open(bar) && could.value.is_some());
+        let open: Vec<usize> = open.map(|(n, _)| n).collect();
+        self.open = Self::made_of(&open, &possible, bars).map(|mut points| {
+            points.extend(self.pairs_of(&points));
+            points
+        });
+        !open.is_empty()
+    }
+
+    /// What the bars of these numbers are made of, of these points; `None` where they have values without it.
+    fn made_of(numbers: &[usize], of: &Points, bars: &impl Fn(&Self) -> Vec<Bar>) -> Option<Points> {
+        let there = |with: &Points| {
+            let bars = bars(&Self::of_each(with.keys()));
+            numbers.iter().all(|n| bars[*n].value.is_some())
+        };
+        let group: Vec<&Key> = of.keys().collect();
+        let needed = only::needed(of, &group, &there).into_iter();
+        let made: Points = needed.map(|key| (key.clone(), of[&key])).collect();
+        there(&made).then_some(made)
+    }
+
+    /// What is no difference is found by the pairs that are most like what is measured.
+    fn pairs_of(&self, wanted: &Points) -> Points {
+        let mut pairs = Points::new();
+        for (key, part) in wanted.iter().filter(|(key, _)| key.metric != Metric::Single) {
+            let like = |n: usize| -> Vec<&(Key, Key)> {
+                let is = |pair: &&(Key, Key)| {
+                    alike(pair.0.words(), key.words())[n] && self.known.get(&pair.0) == Some(part)
+                };
+                self.controls.iter().filter(is).collect()
+            };
+            let found = (0..ALIKE).map(like).find(|found| !found.is_empty()).unwrap_or_default();
+            let both = found.into_iter().flat_map(|(first, again)| [first, again]);
+            pairs.extend(both.map(|key| (key.clone(), *part)));
+        }
+        pairs
     }
 
     /// Finds out what the words name, once everything that there is has asked whether it is wanted.
@@ -276,24 +357,9 @@ impl Samples {
         let names = all.iter().map(|bar| bar.name.clone()).collect();
         let (mut wanted, of_bars) = only::named(words, known, names)?;
         for (n, _) in all.iter().enumerate().filter(|(_, bar)| only::is_in(&bar.name, &of_bars)) {
-            let there = |with: &Points| bars(&Self::of_each(with.keys()))[n].value.is_some();
-            let group: Vec<&Key> = known.keys().collect();
-            let needed = only::needed(known, &group, &there).into_iter();
-            wanted.extend(needed.map(|key| (key.clone(), known[&key])));
+            wanted.extend(Self::made_of(&[n], known, bars).unwrap_or_else(|| known.clone()));
         }
-        // What is no difference is found by the pairs that are most like what is measured.
-        let mut pairs = Points::new();
-        for (key, part) in wanted.iter().filter(|(key, _)| key.metric != Metric::Single) {
-            let like = |n: usize| -> Vec<&(Key, Key)> {
-                let is = |pair: &&(Key, Key)| alike(&pair.0, key)[n] && known.get(&pair.0) == Some(part);
-                self.controls.iter().filter(is).collect()
-            };
-            let found = (0..ALIKE).map(like).find(|found| !found.is_empty()).unwrap_or_default();
-            pairs.extend(
-                found.into_iter().flat_map(|(first, again)| [first, again]).map(|key| (key.clone(), *part)),
-            );
-        }
-        wanted.extend(pairs);
+        wanted.extend(self.pairs_of(&wanted));
         self.only = Only::These { words: words.clone(), wanted, bars: of_bars };
         Ok(())
     }
@@ -325,7 +391,7 @@ impl Samples {
 
     /// What follows is the part of the bench that is called so, with blocks of its own.
     pub(crate) fn next_part(&mut self, name: &'static str) {
-        (self.part, self.begun) = (name, 0);
+        (self.part, self.begun, self.open) = (name, 0, None);
     }
 
     /// How many blocks were begun, of the present part.
@@ -382,7 +448,10 @@ impl Samples {
             self.dropped += 1;
             return;
         }
-        let Measured { values, ran } = measured.into();
+        let Measured { mut values, ran } = measured.into();
+        if slowed_down() == Some(&key.series) {
+            values.iter_mut().for_each(|value| *value = key.metric.slower(*value));
+        }
         if let Some(mut burst) = Burst::of(self.block, before, values) {
             burst.ran = ran;
             self.kept.entry(key.clone()).or_default().push(burst);
@@ -449,7 +518,7 @@ impl Samples {
             names.reverse();
         }
         keys.iter().for_each(|key| self.know(key));
-        names.retain(|names| names.iter().any(|key| self.only.wants(key)));
+        names.retain(|names| names.iter().any(|key| self.is_wanted(key)));
         names.iter().flatten().for_each(|key| self.expect(key));
         for names in names {
             let mut before = probe();
@@ -541,8 +610,7 @@ impl Samples {
     }
 
     /// How far apart one series and itself were, as a factor: the interval of the A/A pair's ratio, the wider side of it. It is that of the
-    /// pairs that are most like what is compared: of its operation at such a server, else of its operation, else of its metric, else of
-    /// all; 1 without any.
+    /// pairs that are most like what is compared: see [`alike`]; 1 without any.
     #[must_use]
     pub fn spread(&self, compared: &Key) -> f64 {
         let of = |(first, again): &(Key, Key)| {
@@ -551,7 +619,7 @@ impl Samples {
             ratio.all().filter_map(wide).reduce(f64::max)
         };
         let widest = |n: usize| {
-            let those = self.controls.iter().filter(|(first, _)| alike(first, compared)[n]);
+            let those = self.controls.iter().filter(|(first, _)| alike(first.words(), compared.words())[n]);
             those.filter_map(of).reduce(f64::max)
         };
         (0..ALIKE).find_map(widest).unwrap_or(1.0)
@@ -562,7 +630,8 @@ impl Samples {
     pub fn controls(&self) -> Vec<Control> {
         let of = |(first, again): &(Key, Key)| {
             let ratio = self.bare_ratio(Statistic::P50, first, again);
-            Control { op: first.op.clone(), x: first.x, series: first.series.clone(), ratio }
+            let (metric, _) = first.metric.words();
+            Control { op: first.op.clone(), x: first.x, series: first.series.clone(), metric, ratio }
         };
         self.controls.iter().filter(|(_, again)| self.only.wants(again)).map(of).collect()
     }
@@ -632,6 +701,7 @@ impl Samples {
             p999: centre(Statistic::P999).map(|p999| p999.value),
             bursts: p50.n as u64,
             cpu: Cpu::of(bursts.clone().filter_map(|burst| burst.ran)),
+            memory: Memory::of(bursts.clone().filter_map(|burst| burst.ran)),
             n: bursts.map(|burst| burst.n).sum(),
             kind: Kind::Live,
         })
@@ -687,13 +757,14 @@ impl Samples {
 }
 
 /// How many ways there are in which an A/A pair may be like what is compared.
-const ALIKE: usize = 4;
+pub(crate) const ALIKE: usize = 6;
 
-/// In which ways an A/A pair is like it, the nearest first: of its operation at such a server, of its operation, of its metric, of the bench.
-fn alike(first: &Key, compared: &Key) -> [bool; ALIKE] {
-    let metric = first.metric == compared.metric;
-    let op = metric && first.op == compared.op;
-    [op && ServerLoad::of(&first.series) == ServerLoad::of(&compared.series), op, metric, true]
+/// In which ways an A/A pair is like what is compared, the nearest first: of its operation at such a server, of its operation, of its metric at such a
+/// server, of its metric, at such a server, of the bench. What they are is said by operation, series and metric.
+pub(crate) fn alike<M: PartialEq>(first: (&str, &str, M), compared: (&str, &str, M)) -> [bool; ALIKE] {
+    let (op, metric) = (first.0 == compared.0, first.2 == compared.2);
+    let at = ServerLoad::of(first.1) == ServerLoad::of(compared.1);
+    [metric && op && at, metric && op, metric && at, metric, at, true]
 }
 
 /// The logarithm of a statistic in each block: where a block has several bursts, their mean. What is zero has none.
@@ -805,6 +876,17 @@ mod tests {
     }
 
     #[test]
+    fn what_is_slowed_down_takes_longer_and_does_less_in_a_second() {
+        let slower = |metric: Metric| metric.slower(2.0);
+        assert!(
+            (slower(Metric::Latency) - 2.3).abs() < 1e-9
+                && slower(Metric::Latency) == slower(Metric::Recovery)
+        );
+        assert!((slower(Metric::Rate) - 2.0 / 1.15).abs() < 1e-9);
+        assert_eq!(slower(Metric::Messages), 2.0, "how many there are is no matter of time");
+    }
+
+    #[test]
     fn no_difference_is_smaller_than_that_of_a_series_and_itself() {
         let mut samples = Samples::default();
         samples.control(&key("a"));
@@ -821,6 +903,31 @@ mod tests {
             samples.bare_ratio(Statistic::P50, &key("b"), &key("a")).unwrap().judge(Sense::AtMost, 1.0),
             Judgement::Missed
         );
+    }
+
+    /// At a busy server the same twice was three times as long; what is compared at an idle one is not held against that, though it is of another
+    /// operation than the pair there.
+    #[test]
+    fn a_difference_is_held_against_the_pair_that_is_most_like_it() {
+        let mut samples = Samples::default();
+        let of = |op: &str, series: &str, metric| Key { op: op.into(), x: 64, series: series.into(), metric };
+        let idle = of("get", "a/idle", Metric::Latency);
+        let busy = of("get", "a/busy 50 us", Metric::Latency);
+        for (key, factor) in [(&idle, 1.1), (&busy, 3.0)] {
+            samples.control(key);
+            for block in 0..6 {
+                samples.block(block);
+                let off = if block % 2 == 0 { factor } else { 1.0 / factor };
+                samples.add(key, State::Near, State::Near, [1.0]);
+                samples.add(&key.again(), State::Near, State::Near, [off]);
+            }
+        }
+        let spread = |op, series, metric| samples.spread(&of(op, series, metric));
+        assert!(spread("get", "b/idle", Metric::Latency) < 1.3);
+        assert!(spread("put", "b/idle", Metric::Latency) < 1.3, "another operation");
+        assert!(spread("put", "b/idle", Metric::Rate) < 1.3, "another metric");
+        assert!(spread("get", "b/busy 50 us", Metric::Latency) > 2.0);
+        assert!(spread("get", "b/spinning", Metric::Latency) > 2.0, "no pair at such a server");
     }
 
     #[test]
@@ -993,6 +1100,68 @@ mod tests {
         assert_eq!(blocks(Effort::Quick, |_| None), 9);
     }
 
+    /// `open` is as long as `Bare`, give or take, and `ours` takes half of that: it is decided at once, and is not measured again. What is
+    /// measured behind the blocks is what was asked for.
+    #[test]
+    fn only_what_an_open_bar_is_made_of_is_measured_again() {
+        let of = |samples: &Samples, over: &str| samples.ratio(&key(over), &key("Bare"));
+        let bars = |samples: &Samples| {
+            ["ours", "open"].map(|name| Bar::new(name, of(samples, name), Sense::AtMost, 1.0)).to_vec()
+        };
+        let mut samples = Samples::new(Effort::Full, &[]);
+        samples.control(&key("Bare"));
+        let mut bursts: BTreeMap<&str, u64> = BTreeMap::new();
+        while samples.another(6, bars).expect("all is measured") {
+            for (series, us) in [("Bare", 2.0), ("ours", 1.0), ("open", 2.0), ("beside", 5.0)] {
+                let factor = if samples.blocks() % 2 == 0 { 1.1 } else { 0.9 };
+                let measured = samples.burst_in(
+                    || State::Any,
+                    &key(series),
+                    || {
+                        *bursts.entry(series).or_default() += 1;
+                        Ok(vec![if series == "open" { us * factor } else { us }])
+                    },
+                );
+                measured.expect("it runs");
+            }
+        }
+        // The pair is measured twice in each block.
+        assert_eq!(bursts, BTreeMap::from([("Bare", 36), ("beside", 6), ("open", 18), ("ours", 6)]));
+        let verdicts = bars(&samples).into_iter().map(|bar| (bar.name, bar.verdict));
+        let both = [("ours".to_owned(), Judgement::Holds), ("open".to_owned(), Judgement::Undecided)];
+        assert_eq!(verdicts.collect::<Vec<_>>(), both);
+        assert!(samples.wants(&key("beside")), "what comes behind the blocks is measured");
+    }
+
+    #[test]
+    fn what_a_bar_has_from_either_of_two_is_measured_all_the_same() {
+        let either = |samples: &Samples| {
+            let found = samples.ratio(&key("a"), &key("b")).or_else(|| samples.ratio(&key("c"), &key("b")));
+            vec![Bar::new("either", found, Sense::AtMost, 1.0)]
+        };
+        let mut samples = Samples::new(Effort::Full, &[]);
+        let mut bursts: BTreeMap<&str, u64> = BTreeMap::new();
+        while samples.another(6, either).expect("all is measured") {
+            for series in ["a", "b", "c"] {
+                let us = match (series, samples.blocks() % 2) {
+                    ("a", 0) => 1.1,
+                    ("a", _) => 0.9,
+                    _ => 1.0,
+                };
+                let measured = samples.burst_in(
+                    || State::Any,
+                    &key(series),
+                    || {
+                        *bursts.entry(series).or_default() += 1;
+                        Ok(vec![us])
+                    },
+                );
+                measured.expect("it runs");
+            }
+        }
+        assert_eq!(bursts, BTreeMap::from([("a", 18), ("b", 18), ("c", 18)]));
+    }
+
     #[test]
     fn a_tiny_run_does_not_wait_for_a_decision_nor_any_for_what_always_fails() {
         let blocks = |effort, series: &str| {
@@ -1002,7 +1171,8 @@ mod tests {
             while samples.another(1, bars).expect("all is measured") {
                 samples.burst_in(|| State::Any, &key("a"), || Ok(vec![1.0])).expect("it runs");
                 let fails = || Err::<Vec<f64>, _>("always".to_owned());
-                assert!(samples.burst_in(|| State::Any, &key("fails"), fails).is_err());
+                let failed = samples.burst_in(|| State::Any, &key("fails"), fails).is_err();
+                assert_eq!(failed, samples.wants(&key("fails")), "it is tried where it could decide");
             }
             samples.blocks()
         };

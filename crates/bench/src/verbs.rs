@@ -71,6 +71,10 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
     let total = rounds * (runs.len() + sizes.len() + API_TESTS.len()) as u64;
     bench.samples.control(&api_key(Op::Write, Path::UdpServedLo));
     while bench.samples.another(rounds, bars)? {
+        for (path, session) in apis.iter_mut().chain([&mut bare]) {
+            let renewed = session.as_mut().map_or(Ok(()), Session::renew);
+            renewed.unwrap_or_else(|why| bench.lost.add(path.series(), why));
+        }
         for &size in sizes {
             progress(bench.samples.step(), total, &format!("{BARE} {}", crate::report::bytes(size)));
             bench.bare(&mut bare, size, ms);

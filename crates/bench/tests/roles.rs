@@ -218,6 +218,14 @@ fn burst_is_well(pair: &mut Pair<Server, Client>) {
         (after.own, after.peer, after.bursts),
         "processes stay, roles do not"
     );
+    pair.renew().expect("nothing failed");
+    assert!(!pair.is_open());
+    pair.open(&Behaviour::Answer, &Behaviour::Answer).expect("it opens");
+    let others = pair.burst(Some(&Behaviour::Answer), &Behaviour::Answer).expect("well").values;
+    assert!(
+        others.own != after.own && others.peer != after.peer,
+        "both are new: {others:?} behind {after:?}"
+    );
 }
 
 fn who_cannot_be_opened_is_tried_again_and_not_for_ever() {

@@ -49,6 +49,7 @@ use crate::report::Report;
 use crate::role::{self, Causes, Launcher, Lost, Pair, Ran};
 use crate::samples::{Key, Metric, Samples};
 use crate::server_load::ServerLoad;
+use crate::stats::LEAST;
 
 /// Bytes of a value where the paper sweeps something else, and says so for its figure 26 only.
 const VALUE: usize = 1024;
@@ -90,14 +91,16 @@ impl Part {
             Self::Peers => "peers",
         }
     }
+
+    /// How many blocks it has in any case. Beside peers these are the fewest that can be judged: most of what is measured there is far from any
+    /// bar, and what is not gets more.
+    fn rounds(self, effort: Effort) -> u64 {
+        effort.pick(1, 6, if self == Self::Peers { LEAST as u64 } else { 9 })
+    }
 }
 
 /// What of each part is measured, by how much of it is.
 impl Effort {
-    fn rounds(self) -> u64 {
-        self.pick(1, 6, 9)
-    }
-
     fn burst(self) -> Duration {
         Duration::from_millis(self.pick(4, 10, 50))
     }
@@ -252,16 +255,17 @@ struct Bench<'a> {
 /// One sentence when nothing at all can be measured; what cannot be measured alone is in the report's `skipped`.
 pub fn run(options: &Options, progress: &mut dyn FnMut(u64, u64, &str)) -> Result<Report, String> {
     let effort = options.common.effort;
-    let each = effort.rounds() * Series::ALL.len() as u64;
+    let each = Series::ALL.len() as u64;
     let steps = |part: Part| match part {
         Part::Latency => {
-            each * effort.sizes().into_iter().map(|value| loads(value).len() as u64).sum::<u64>()
+            let points = effort.sizes().into_iter().map(|value| loads(value).len() as u64);
+            part.rounds(effort) * each * points.sum::<u64>()
         }
         // Once more at four threads: with a busy server.
-        Part::Threads => each * (effort.threads().len() as u64 + 1),
+        Part::Threads => part.rounds(effort) * each * (effort.threads().len() as u64 + 1),
         Part::Cleaning => Mix::PAPER_002.len() as u64,
         Part::Bytes => 0,
-        Part::Peers => peerside::steps(effort),
+        Part::Peers => part.rounds(effort) * peerside::steps(),
     };
     let mut bench = Bench {
         options,
@@ -343,13 +347,16 @@ impl Bench<'_> {
     fn another(&mut self, part: Part) -> bool {
         let (effort, table1) = (self.options.common.effort, &self.table1);
         // What could decide more does not lack what it was not asked for.
-        if self.samples.blocks() >= effort.rounds() && self.is_over(QUICK_MORE) {
+        if self.samples.blocks() >= part.rounds(effort) && self.is_over(QUICK_MORE) {
             return false;
         }
         let bars = |samples: &Samples| verdicts::bars(Seen { samples, effort, table1 }, &[part]);
         // What the words name was found out before.
-        let goes_on = self.samples.another(effort.rounds(), bars).unwrap_or_default();
+        let goes_on = self.samples.another(part.rounds(effort), bars).unwrap_or_default();
         self.blocks.insert(part.name(), self.samples.blocks());
+        for (series, pair) in &mut self.pairs {
+            pair.renew().unwrap_or_else(|why| self.lost.add(series.name(), why));
+        }
         goes_on
     }
 

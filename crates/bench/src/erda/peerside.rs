@@ -187,26 +187,27 @@ const SIZE: u64 = 64 << 20;
 /// Bytes of a value.
 pub(super) const SIZES: [usize; 2] = [64, 1024];
 
-pub(super) fn steps(effort: Effort) -> u64 {
+/// Of a block.
+pub(super) fn steps() -> u64 {
     let each: usize = DataDirectory::ALL.map(|place| Who::at(place).len()).iter().sum();
-    effort.rounds() * (SIZES.len() * each) as u64
+    (SIZES.len() * each) as u64
 }
 
-/// How many requests redis-benchmark makes: for a good part of a second, as far as one can know.
+/// How many requests redis-benchmark makes: for a fifth of a second, as far as one can know: it counts in milliseconds.
 const fn requests(effort: Effort, place: DataDirectory, who: Who, shape: Shape) -> u64 {
     let synced =
         matches!((place, who), (DataDirectory::Disk, Who::Redis(Setting { fsync: Fsync::Always, .. }, _)));
     let all = match (synced, shape.clients) {
         (true, 1) => 200,
         (true, _) => 4000,
-        (false, 1) => 8000,
-        (false, _) => 20_000,
+        (false, 1) => 4000,
+        (false, _) => 10_000,
     } * shape.pipeline as u64
         / if shape.pipeline > 1 { 3 } else { 1 };
     match effort {
         // Fewer take a fast server no time that redis-benchmark could tell.
-        Effort::Tiny => all / 10 + 64,
-        Effort::Quick => all / 8 + 64,
+        Effort::Tiny => all / 5 + 64,
+        Effort::Quick => all / 4 + 64,
         Effort::Full => all,
     }
 }

@@ -190,6 +190,7 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
     METRICS.into_iter().for_each(|metric| bench.samples.control(&control(metric)));
     let steps = extent.blocks * Service::ALL.len() as u64;
     while bench.samples.another(extent.blocks, bars)? {
+        bench.ends.pair.renew().unwrap_or_else(|why| bench.lost.add("the end of a block", why));
         for n in bench.samples.order(Service::ALL.len()) {
             let service = Service::ALL[n];
             progress(bench.samples.step(), steps, &service.words());

@@ -134,6 +134,7 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
     samples.control(&cells.iter().find(|cell| is_control(cell)).expect("it is among them").key());
     let begin = Instant::now();
     while samples.another(rounds, |samples| bars(samples, &cells))? {
+        pair.renew().unwrap_or_else(|why| lost.add("the end of a block", why));
         let round = samples.blocks() - 1;
         let late = || *effort == Effort::Quick && round > 0 && begin.elapsed() > QUICK;
         // What could decide more does not lack what it was not asked for.

@@ -10,15 +10,17 @@ macro_rules! causes {
     ($($(#[$doc:meta])* $name:ident: $words:literal,)*) => {
         /// What a process counted: since it began, or over a burst.
         #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+        #[serde(default)]
         pub struct Causes {
             $($(#[$doc])* pub $name: u64,)*
         }
 
         impl Causes {
-            /// What was counted since then.
+            /// What was counted since then; the memory is what it is now.
             #[must_use]
             pub const fn since(&self, before: &Self) -> Self {
-                Self { $($name: self.$name.saturating_sub(before.$name),)* }
+                let counted = Self { $($name: self.$name.saturating_sub(before.$name),)* };
+                Self { memory_kib: self.memory_kib, ..counted }
             }
 
             /// Each with its words.
@@ -36,6 +38,8 @@ causes! {
     messages: "messages",
     /// Nanoseconds of CPU time that a server's application spent on them.
     application_ns: "ns of the application",
+    /// The most memory that the process had, in KiB; of several, together.
+    memory_kib: "KiB",
     /// Times that a thread gave up its core.
     voluntary: "voluntary switches",
     /// Times that a thread's core was taken from it.
@@ -61,11 +65,11 @@ causes! {
 }
 
 impl fmt::Display for Causes {
-    /// What there is, but for what every process has: CPU time and messages.
+    /// What there is, but for what every process has: CPU time, messages and memory.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let found: Vec<String> = self
             .named()
-            .skip(3)
+            .skip(4)
             .filter(|(_, count)| *count > 0)
             .map(|(words, count)| format!("{count} {words}"))
             .collect();
@@ -137,11 +141,14 @@ fn of_program(id: u32, causes: &mut Causes) {
         }
     }
     causes.cpu_us += nanos / 1000;
+    let status = std::fs::read_to_string(format!("/proc/{id}/status")).unwrap_or_default();
+    let most = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.strip_suffix("kB"));
+    causes.memory_kib += most.and_then(|kib| kib.trim().parse::<u64>().ok()).unwrap_or(0);
 }
 
-/// What the scheduler knows of all processes that this one has started, and that have ended.
+/// What the scheduler knows of all processes that this one has started, and that have ended. Which of them had most memory is not known.
 pub(crate) fn of_children() -> Causes {
-    known_of(libc::RUSAGE_CHILDREN)
+    Causes { memory_kib: 0, ..known_of(libc::RUSAGE_CHILDREN) }
 }
 
 /// What the scheduler knows of this process, or of those.
@@ -156,6 +163,7 @@ fn known_of(who: libc::c_int) -> Causes {
     let us = |time: libc::timeval| time.tv_sec as u64 * 1_000_000 + time.tv_usec as u64;
     Causes {
         cpu_us: us(usage.ru_utime) + us(usage.ru_stime),
+        memory_kib: usage.ru_maxrss as u64,
         voluntary: usage.ru_nvcsw as u64,
         involuntary: usage.ru_nivcsw as u64,
         ..Causes::default()
@@ -168,10 +176,10 @@ mod tests {
 
     #[test]
     fn what_was_counted_is_said_and_the_rest_is_not() {
-        let before = Causes { cpu_us: 5, timeouts: 1, ..Causes::default() };
-        let after = Causes { cpu_us: 9, timeouts: 3, handovers: 7, ..Causes::default() };
+        let before = Causes { cpu_us: 5, memory_kib: 80, timeouts: 1, ..Causes::default() };
+        let after = Causes { cpu_us: 9, memory_kib: 90, timeouts: 3, handovers: 7, ..Causes::default() };
         let burst = after.since(&before);
-        assert_eq!((burst.cpu_us, burst.timeouts), (4, 2));
+        assert_eq!((burst.cpu_us, burst.memory_kib, burst.timeouts), (4, 90, 2));
         assert_eq!(burst.to_string(), "2 time-outs, 7 handovers");
         assert_eq!(before.since(&before).to_string(), "nothing counted");
     }
@@ -187,6 +195,9 @@ mod tests {
         while cost.cpu_us == 0 && std::path::Path::new("/proc/self/schedstat").exists() {
             cost = its.read().since(&before);
         }
+        let with = |program| Counters { programs: vec![busy.id(), program], ..Counters::default() }.read();
+        let (one, two) = (with(u32::MAX).memory_kib, with(busy.id()).memory_kib);
+        assert!(one > 100 && two >= 2 * one, "a shell has {one} KiB, and twice the same {two}");
         busy.kill().and_then(|()| busy.wait()).expect("it is ours");
         assert!(cost.application_ns > 0 && cost.messages == 0, "{cost:?}");
         let gone = Counters { programs: vec![u32::MAX], ..Counters::default() };

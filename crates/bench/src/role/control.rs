@@ -403,6 +403,17 @@ where
         self.attempt(|server, client| both(client.close(), server.close()).map(drop))
     }
 
+    /// Ends both processes; the next [`open`](Self::open) starts others. What a process draws once, such as where its memory lies, is then
+    /// drawn anew, and what it matters is part of every interval over blocks.
+    ///
+    /// # Errors
+    /// What either end, or both, failed with when they were closed. They have ended all the same.
+    pub fn renew(&mut self) -> Result<(), String> {
+        let closed = self.close();
+        self.ends = None;
+        closed
+    }
+
     /// Does something with both ends. If it fails, the server is asked how it fares, and both are gone.
     fn attempt<T>(
         &mut self,

@@ -57,7 +57,7 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
     for load in FIGURES {
         bench.samples.control(&rate(sizes[0], SERVED[0].0, load));
     }
-    while bench.samples.another(rounds, |samples| bars(samples, sizes))? {
+    while bench.another(rounds, |samples| bars(samples, sizes))? {
         for &size in sizes {
             progress(bench.samples.step(), steps, &format!("appends of {size} bytes"));
             for (n, load) in bench.cells(SERVED.len(), size == sizes[0]) {

@@ -51,6 +51,12 @@ impl Bench {
         Self { samples, lost: Lost::default(), pair, specs: (server, client) }
     }
 
+    /// Whether another block is to be measured; its processes are new.
+    fn another(&mut self, rounds: u64, bars: impl Fn(&Samples) -> Vec<Bar>) -> Result<bool, String> {
+        self.pair.renew().unwrap_or_else(|why| self.lost.add("the end of a block", why));
+        self.samples.another(rounds, bars)
+    }
+
     /// Takes one sample of a burst of the client's, which yields values in the metric's unit.
     fn burst(&mut self, key: &Key, serve: Serve, burst: Burst) {
         let (pair, (server, client)) = (&mut self.pair, &self.specs);

@@ -63,7 +63,7 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
         Method::ALL.map(|method| [true, false].map(|ddio| (method, ddio, tally(method, ddio, trials, 1))));
     let seen: Vec<(Method, bool, Tally)> = seen.into_iter().flatten().collect();
     bench.samples.singles(visibility_rows(&seen));
-    while bench.samples.another(rounds, bars)? {
+    while bench.another(rounds, bars)? {
         for &size in sizes {
             progress(bench.samples.step(), steps, &format!("{OP} of {size} bytes"));
             for (n, load) in bench.cells(Method::ALL.len() + SERVERS.len(), size == sizes[0]) {

@@ -94,6 +94,27 @@ impl Estimate {
         any(Judgement::Missed).or(any(Judgement::Undecided)).unwrap_or(Judgement::Holds)
     }
 
+    /// Whether another run may well say otherwise of a limit that this one decides: the limit is nearer to the interval's end than that is to the
+    /// value. The estimates of two runs differ by more than that in one case of twenty or fewer.
+    #[must_use]
+    pub fn is_close(&self, sense: Sense, limit: f64) -> bool {
+        let twice = |i: Interval| Interval { low: 2.0 * i.low - i.value, high: 2.0 * i.high - i.value, ..i };
+        self.map(twice).judge(sense, limit) != self.judge(sense, limit)
+    }
+
+    /// `1.23 x (1.10 to 1.31)`, with this unit, of each state that is judged; their names where there are several.
+    #[must_use]
+    pub fn words(&self, unit: &str) -> String {
+        let several = self.judged().count() > 1;
+        let each = self.judged().map(|(state, Interval { value, low, high, n: blocks })| {
+            let bounds =
+                (low < high && blocks > 1).then(|| format!(" ({} to {})", figure(low), figure(high)));
+            let name = several.then(|| format!(" {}", state.word()));
+            format!("{}{unit}{}{}", figure(value), bounds.unwrap_or_default(), name.unwrap_or_default())
+        });
+        each.collect::<Vec<_>>().join(", ")
+    }
+
     /// Each state's interval by a function.
     #[must_use]
     pub(crate) fn map(self, by: impl Fn(Interval) -> Interval) -> Self {
@@ -119,19 +140,10 @@ impl Serialize for Estimate {
     }
 }
 
-/// `1.23 (1.10 to 1.31)`, of each state that was met.
+/// `1.23 (1.10 to 1.31)`, of each state that is judged; their names where there are several.
 impl fmt::Display for Estimate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (n, (state, Interval { value, low, high, n: blocks })) in self.all().enumerate() {
-            let (comma, name) =
-                (if n > 0 { ", " } else { "" }, if state == State::Any { "" } else { state.word() });
-            let gap = if name.is_empty() { "" } else { " " };
-            write!(f, "{comma}{name}{gap}{}", figure(value))?;
-            if low < high && blocks > 1 {
-                write!(f, " ({} to {})", figure(low), figure(high))?;
-            }
-        }
-        Ok(())
+        f.write_str(&self.words(""))
     }
 }
 
@@ -204,6 +216,32 @@ mod tests {
         assert_eq!(both.unwrap().judge(Sense::AtMost, 1.0), Judgement::Holds);
         let alone = Estimate::by_state(|state| (state == State::Near).then_some(few)).unwrap();
         assert_eq!(alone.judge(Sense::AtMost, 20.0), Judgement::Undecided);
+    }
+
+    #[test]
+    fn a_verdict_is_close_where_its_interval_ends_near_the_limit() {
+        let close = |low, value, high| of(Some((value, low, high)), None).is_close(Sense::AtMost, 1.0);
+        assert!(close(0.8, 0.9, 0.99) && close(1.01, 1.1, 1.2), "decided by a hair");
+        assert!(!close(0.6, 0.7, 0.8) && !close(1.2, 1.3, 1.4), "far from it");
+        assert!(!close(0.9, 0.95, 1.05), "what is undecided says so");
+        assert!(!Estimate::from(1.0).is_close(Sense::AtMost, 1.0), "what is known is the same each time");
+        let both = of(Some((0.9, 0.8, 0.99)), Some((0.5, 0.4, 0.6)));
+        assert!(both.is_close(Sense::AtMost, 1.0), "one state is enough");
+        let missed = of(Some((0.9, 0.8, 0.99)), Some((1.5, 1.4, 1.6)));
+        assert!(
+            !missed.is_close(Sense::AtMost, 1.0),
+            "one that is missed by far is missed whatever the other is"
+        );
+    }
+
+    #[test]
+    fn a_state_is_named_where_there_are_several_that_are_judged() {
+        assert_eq!(of(Some((0.8, 0.7, 0.9)), None).to_string(), "0.800 (0.700 to 0.900)");
+        let both = of(Some((0.8, 0.7, 0.9)), Some((1.5, 1.5, 1.5)));
+        assert_eq!(both.words(" x"), "0.800 x (0.700 to 0.900) near, 1.50 x far");
+        let few = Interval { value: 9.0, low: 8.0, high: 10.0, n: LEAST - 1 };
+        let one = both.map(|interval| if interval.value > 1.0 { few } else { interval });
+        assert_eq!(one.to_string(), "0.800 (0.700 to 0.900)");
     }
 
     #[test]

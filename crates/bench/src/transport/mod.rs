@@ -54,6 +54,10 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
     let mut memcpy = Memcpy::new(ours::SIZE_MAX);
     let mut run = Vec::new();
     while samples.another(rounds, |samples| plan::bars(samples, &options.paths))? {
+        for (path, session) in &mut sessions {
+            let renewed = session.as_mut().map_or(Ok(()), Session::renew);
+            renewed.unwrap_or_else(|why| lost.add(path.series(), why));
+        }
         for work in samples.order(plan.len()).into_iter().flat_map(|n| &plan[n]) {
             progress(samples.step(), total, &work.words());
             let outcome = match work {

@@ -25,6 +25,11 @@ impl Session {
         Ok(Self { path, pair: Pair::new(launcher) })
     }
 
+    /// Its processes are others from here on.
+    pub(crate) fn renew(&mut self) -> Result<(), String> {
+        self.pair.renew()
+    }
+
     /// One run of a test while the server spins.
     pub(crate) fn sample(&mut self, test: Test, size: u64, ms: u64) -> Result<Ran<Vec<u64>>, String> {
         if !self.pair.is_open() {

@@ -141,7 +141,10 @@ fn load_latency_measures_every_service() {
         }
     }
     let rows = report["rows"].as_array().expect("rows");
-    let clients = |row: &Value| row["op"] == "GET, clients" && row["x"] == 4 && row["cpu"].is_object();
+    let clients = |row: &Value| {
+        let counted = ["cpu", "memory"].iter().all(|name| row[name]["server"].as_f64() > Some(0.0));
+        row["op"] == "GET, clients" && row["x"] == 4 && counted
+    };
     assert!(rows.iter().any(clients), "nobody knows what four clients cost");
     assert!(report["params"]["p99 / p50 of 4 clients"]["echo bare UDP"].is_object(), "the bound is not told");
 }
@@ -324,6 +327,18 @@ fn only_what_is_asked_for_is_measured_and_drawn() {
         assert!(report["params"]["only"].is_array(), "{name}");
         run(rem().args(["bench", name, "--tiny", "--only", "no such thing"]).args(more)).bad("series: ");
     }
+}
+
+/// What is told as slower than it was is named in the report; a name that no series has is an error.
+#[test]
+fn a_series_that_is_slowed_down_is_named_in_the_report() {
+    let series = "WRITE+FLUSH";
+    let report = bench("pwrite", &["--only", series, "--slower", series], None);
+    let said = report["params"]["slower"].as_str().expect("words");
+    assert!(said.starts_with(series) && said.contains("15 %"), "{said}");
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let words = ["bench", "pwrite", "--tiny", "--only", series, "--slower", "nobody"];
+    run(rem().args(words)).bad("no series is called \"nobody\"");
 }
 
 /// A bar that was not measured is an error, and what could be measured is shown all the same.

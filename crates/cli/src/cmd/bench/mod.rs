@@ -14,14 +14,18 @@ mod transport;
 mod urdma;
 mod verbs;
 
+use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use clap::builder::NonEmptyStringValueParser;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
 use remanence_bench::effort::{Effort, Options};
 use remanence_bench::report::Report;
 use remanence_bench::rpc::{logserver, pwrite};
-use remanence_bench::{claims, compare, copy_engine, counter, load_latency, plot, remotelog, role, settings};
+use remanence_bench::{
+    claims, compare, copy_engine, counter, load_latency, plot, remotelog, role, samples, settings,
+};
 
 use crate::fail::{Context as _, Fail};
 use crate::ui;
@@ -124,6 +128,9 @@ struct Common {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1000),
         hide_default_value = true)]
     repeat: u16,
+    /// Tell what is measured of this series as if it had taken 15 % longer, to see that it is seen
+    #[arg(long, value_name = "SERIES", hide = true)]
+    slower: Option<String>,
     /// As little as shows that all of it runs, for tests
     #[arg(long, hide = true, conflicts_with = "quick")]
     tiny: bool,
@@ -264,6 +271,9 @@ fn program(other: Option<&Path>) -> Result<PathBuf, Fail> {
     }
 }
 
+/// How often it is said how far a bench is, where no bar can be drawn.
+const EACH: Duration = Duration::from_secs(60);
+
 /// A progress bar, and what a bench tells it: done, of how many, what comes next.
 fn progress() -> (ProgressBar, impl FnMut(u64, u64, &str)) {
     let bar = ProgressBar::new(0);
@@ -272,12 +282,35 @@ fn progress() -> (ProgressBar, impl FnMut(u64, u64, &str)) {
     bar.set_style(style.progress_chars("━━─"));
     let (shown, waiting) = (bar.clone(), bar.clone());
     role::notice_waits(move |what| waiting.set_message(what.to_owned()));
+    let (is_shown, begin) = (std::io::stderr().is_terminal(), Instant::now());
+    let mut last = begin;
     let tell = move |done, of, what: &str| {
+        let (of, what) = step(done, of, what);
         shown.set_length(of);
         shown.set_position(done);
-        shown.set_message(what.to_owned());
+        shown.set_message(what.clone());
+        // Where no bar can be drawn, as in a file.
+        if !is_shown && last.elapsed() > EACH {
+            last = Instant::now();
+            let left = HumanDuration(left(begin.elapsed(), done, of));
+            anstream::eprintln!("{done}/{of}, about {left} left: {what}");
+        }
     };
     (bar, tell)
+}
+
+/// Of how many steps this is one, and what it is: a bench that goes on beyond those that it began with does so for bars that are undecided, and looks
+/// at them after as many again.
+fn step(done: u64, of: u64, what: &str) -> (u64, String) {
+    match done / of.max(1) {
+        0 => (of, what.to_owned()),
+        more => (of.max(1) * (more + 1), format!("bars that are open: {what}")),
+    }
+}
+
+/// How long the rest of so many steps takes, if each takes as long as those before.
+fn left(took: Duration, done: u64, of: u64) -> Duration {
+    took.mul_f64(of.saturating_sub(done) as f64 / done.max(1) as f64)
 }
 
 /// Measures, and shows what was found as the options say: the report, its table, what changed, the claims, and the figure. A report that
@@ -288,6 +321,7 @@ fn measure(
     run: impl FnOnce(Options, &mut dyn FnMut(u64, u64, &str)) -> Result<Report, String>,
 ) -> Result<(), Fail> {
     let options = Options { effort: common.effort(), only: common.only.clone(), program: program(None)? };
+    common.slower.iter().cloned().for_each(samples::slow_down);
     let (bar, mut progress) = progress();
     let report = run(options, &mut progress);
     bar.finish_and_clear();
@@ -320,4 +354,26 @@ fn tell(report: &Report, common: &Common) -> Result<(), Fail> {
         ui::print(format_args!("{}", claims::text(&report.claims)));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bench_that_goes_on_for_open_bars_has_as_many_steps_again() {
+        assert_eq!(step(0, 10, "a"), (10, "a".to_owned()));
+        assert_eq!(step(9, 10, "a").0, 10);
+        assert_eq!(step(10, 10, "a"), (20, "bars that are open: a".to_owned()));
+        assert_eq!((step(19, 10, "a").0, step(29, 10, "a").0), (20, 30));
+        assert!(step(0, 0, "a").0 == 0 && step(3, 0, "a").0 > 3);
+    }
+
+    #[test]
+    fn what_is_left_takes_as_long_as_what_was_before() {
+        let minute = Duration::from_secs(60);
+        assert_eq!(left(minute, 10, 40), 3 * minute);
+        assert_eq!(left(minute, 10, 10), Duration::ZERO);
+        assert_eq!(left(Duration::ZERO, 0, 10), Duration::ZERO);
+    }
 }
