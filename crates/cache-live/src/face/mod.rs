@@ -73,7 +73,7 @@ pub(crate) struct Face {
     /// On a page that is zeros in a forked child.
     own: &'static [AtomicU64],
     /// That of the daemon before.
-    before: Option<&'static Face>,
+    before: Option<&'static Self>,
 }
 
 static FACE: AtomicPtr<Face> = AtomicPtr::new(std::ptr::null_mut());
