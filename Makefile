@@ -5,7 +5,9 @@
 # And two for a night:
 #   make soak   what takes hours: many seeds, many kills, every mutation
 #   make stress the tests that take real time, 50 times each beside busy loops
-.PHONY: demo verbs test soak stress check deps-demo deps-test deps-soak
+# And what the loss of power takes from NATS, without the write cache and under it:
+#   make power
+.PHONY: demo verbs test soak stress power check deps-demo deps-test deps-soak
 .DEFAULT_GOAL := help
 
 # Where cargo builds.
@@ -27,7 +29,7 @@ TEST_PACKAGES := $(DEMO_PACKAGES) tshark iproute2 qemu-system-x86 busybox-static
 SOAK_PACKAGES := postgresql-15 rocksdb-tools etcd-server etcd-client nats-server default-jdk-headless git
 
 help:
-	@sed -n '1,7p' Makefile
+	@sed -n '1,9p' Makefile
 
 demo: deps-demo
 	@echo "==> building rem (release)"
@@ -49,6 +51,9 @@ soak: deps-test deps-soak
 
 stress: deps-test
 	cargo xtask stress
+
+power: deps-demo
+	cargo test --locked -p remanence-preload --test waits power_failure -- --nocapture
 
 check:
 	cargo xtask check

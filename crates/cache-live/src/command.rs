@@ -54,3 +54,19 @@ pub fn drain(log: &Path) -> io::Result<()> {
 pub fn stop(log: &Path) -> io::Result<()> {
     ask(log, Kind::Stop, LONG_MS).map(drop)
 }
+
+/// Has nothing logged any more until [`thaw`]: all that was is in its files when this returns, durably, and from then on syncs are the kernel's.
+///
+/// # Errors
+/// No daemon answers, it cannot drain, or a program is in the middle of a change and does not go on: then nothing is frozen.
+pub fn freeze(log: &Path) -> io::Result<()> {
+    ask(log, Kind::Freeze, LONG_MS).map(drop)
+}
+
+/// Has changes logged again.
+///
+/// # Errors
+/// No daemon answers.
+pub fn thaw(log: &Path) -> io::Result<()> {
+    ask(log, Kind::Thaw, SHORT_MS).map(drop)
+}

@@ -5,6 +5,7 @@
 //! | [`face`] | inside a program: sees its calls, logs its changes, absorbs its syncs |
 //! | [`daemon`] | owns the log, and has what is in it synced into its files |
 //! | [`copies`] | the servers that have a log's copy |
+//! | [`memory`] | the user's directory in memory |
 //! | [`build`] | files made again from the images that servers have |
 //! | [`command`] | what a command asks a daemon |
 //! | [`supervisor`] | the face for programs that no library can be loaded into, from another process |
@@ -17,6 +18,7 @@ pub mod command;
 pub mod copies;
 pub mod daemon;
 pub mod face;
+pub mod memory;
 pub mod recover;
 pub mod supervisor;
 

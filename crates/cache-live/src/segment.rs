@@ -20,7 +20,6 @@
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt as _;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use remanence_cache::words::{Word, Words};
@@ -28,9 +27,9 @@ use remanence_cache::words::{Word, Words};
 use crate::sys;
 
 /// What a segment begins with: a name and a version.
-const MAGIC: u64 = u64::from_le_bytes(*b"REMCSEG2");
+const MAGIC: u64 = u64::from_le_bytes(*b"REMCSEG3");
 /// How many processes can be there at a time.
-pub(crate) const CLIENTS: usize = 256;
+pub(crate) const CLIENTS: usize = 4096;
 /// How many files the table has room for: a power of two.
 pub(crate) const FILES: usize = 2048;
 /// A file is at one of so many places behind the one that its hash says.
@@ -46,9 +45,9 @@ pub(crate) const WORDS: usize = FILES_AT + FILES * FILE_WORDS;
 /// Bytes of it.
 pub(crate) const LEN: u64 = WORDS as u64 * 8;
 
-/// Where the segment of a log's daemon is, by what the log's file is.
-pub(crate) fn path_of(log: &Metadata) -> PathBuf {
-    format!("/dev/shm/remanence-cache-{:x}-{:x}", log.dev(), log.ino()).into()
+/// What the segment of a log's daemon is called in the [directory](crate::memory) of its user, by what the log's file is.
+pub(crate) fn name_of(log: &Metadata) -> String {
+    format!("{:x}-{:x}", log.dev(), log.ino())
 }
 
 /// The owner that a lock of the daemon's has.
@@ -95,9 +94,11 @@ pub(crate) mod why {
     pub(crate) const ENDED: u64 = 32;
     /// A sync of it has failed.
     pub(crate) const FAILED: u64 = 64;
+    /// It is a directory in which two names can be one.
+    pub(crate) const FOLDED: u64 = 128;
 
     /// The bits, said.
-    pub(crate) const SAID: [(u64, &str); 7] = [
+    pub(crate) const SAID: [(u64, &str); 8] = [
         (MAPPED, "it is mapped, and may be written there"),
         (ASYNCHRONOUS, "it is written by io_submit"),
         (EXCLUDED, "its path is excluded"),
@@ -105,6 +106,7 @@ pub(crate) mod why {
         (FULL, "the log has no number left for it"),
         (ENDED, "the daemon has ended"),
         (FAILED, "a sync of it has failed"),
+        (FOLDED, "its names are not told apart by their case"),
     ];
 }
 
@@ -147,9 +149,18 @@ const COPIED_TAIL: usize = 19;
 const IMAGES: usize = 20;
 const ASKED_LOOK: usize = 21;
 const LOOKED: usize = 22;
+/// How many places of processes there ever were at a time.
+const PLACES: usize = 23;
+/// Whether nothing is logged now, as somebody wants all that was promised to be in the files; and whether nothing ever is any more, as the daemon has ended.
+const FROZEN: usize = 24;
+const RETIRED: usize = 25;
+/// Whether each change is to be durable when it returns.
+const STRICT: usize = 26;
+/// Whether the daemon is to hear of the next change.
+const LISTENS: usize = 27;
 /// Whose turn it is to sync the log, and up to where somebody has asked for that.
-const TURN: usize = 23;
-const SYNC_UPTO: usize = 24;
+const TURN: usize = 28;
+const SYNC_UPTO: usize = 29;
 
 /// Somebody has the turn.
 const TAKEN: u64 = 1;
@@ -353,7 +364,14 @@ impl Segment {
 
     /// Whether the caller is to tell the daemon that there is work.
     pub(crate) fn is_to_kick(self, used: u64) -> bool {
-        used >= self.word(BATCH).load(Ordering::Relaxed).max(1) && self.kick()
+        let listens = self.word(LISTENS);
+        let is_heard = listens.load(Ordering::SeqCst) != 0 && listens.swap(0, Ordering::SeqCst) != 0;
+        (is_heard || used >= self.word(BATCH).load(Ordering::Relaxed).max(1)) && self.kick()
+    }
+
+    /// Whoever changes something next tells the daemon, or need not.
+    pub(crate) fn listen(self, listens: bool) {
+        self.word(LISTENS).store(listens.into(), Ordering::SeqCst);
     }
 
     /// Whether nobody else is telling the daemon.
@@ -409,9 +427,42 @@ impl Segment {
         Client(self, CLIENTS_AT + slot % CLIENTS * CLIENT_WORDS)
     }
 
+    /// There are so many places of processes, before the last of them is anybody's.
+    pub(crate) fn places(self, count: usize) {
+        self.word(PLACES).fetch_max(count as u64, Ordering::SeqCst);
+    }
+
+    /// Nothing is logged from now on, until it is thawed: all syncs are the kernel's.
+    pub(crate) fn freeze(self, is_frozen: bool) {
+        self.word(FROZEN).store(is_frozen.into(), Ordering::SeqCst);
+    }
+
+    pub(crate) fn is_frozen(self) -> bool {
+        self.word(FROZEN).load(Ordering::SeqCst) != 0
+    }
+
+    /// Each change is durable when it returns, whoever syncs.
+    pub(crate) fn be_strict(self) {
+        self.word(STRICT).store(1, Ordering::SeqCst);
+    }
+
+    pub(crate) fn is_strict(self) -> bool {
+        self.word(STRICT).load(Ordering::Relaxed) != 0
+    }
+
+    /// Nothing is logged by it any more: its daemon has ended, or another one has the log.
+    pub(crate) fn retire(self) {
+        self.word(RETIRED).store(1, Ordering::SeqCst);
+    }
+
+    pub(crate) fn is_retired(self) -> bool {
+        self.word(RETIRED).load(Ordering::SeqCst) != 0
+    }
+
     /// Whether no change of a file without a slot is under way, at some moment after the call: a few turns are waited for that.
     pub(crate) fn is_quiet(self) -> bool {
-        (0..CLIENTS).all(|slot| {
+        let places = self.word(PLACES).load(Ordering::SeqCst).min(CLIENTS as u64) as usize;
+        (0..places).all(|slot| {
             let unlogged = self.client(slot).unlogged();
             (0..200).any(|turn| {
                 if turn > 0 {
@@ -702,7 +753,10 @@ impl File {
 
     /// Whether changes of it are logged, and its syncs absorbed.
     pub(crate) fn is_absorbed(self) -> bool {
-        self.get(Self::DUE) == 0 && self.why() == 0 && self.get(Self::MARKS) == self.get(Self::SEEN)
+        self.get(Self::DUE) == 0
+            && self.why() == 0
+            && self.get(Self::MARKS) == self.get(Self::SEEN)
+            && !self.0.is_frozen()
     }
 
     /// The index behind its last entry.
@@ -979,6 +1033,21 @@ pub(crate) mod tests {
         file.note(102);
         file.synced(file.before_sync(), true, 102);
         assert!(!file.is_absorbed(), "for good");
+    }
+
+    #[test]
+    fn what_is_changed_while_nothing_is_logged_is_owed() {
+        let segment = segment();
+        let file = segment.file(segment.insert(&key(1), &First { due: 0, ..FIRST }).expect("room"));
+        assert!(file.is_absorbed());
+        segment.freeze(true);
+        assert!(!file.is_absorbed());
+        file.owe();
+        file.set_changed(101);
+        segment.freeze(false);
+        assert!(!file.is_absorbed(), "nobody has synced that");
+        file.synced(file.before_sync(), true, 101);
+        assert!(file.is_absorbed());
     }
 
     #[test]

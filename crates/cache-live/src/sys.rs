@@ -230,6 +230,16 @@ pub(crate) fn is_on_disk(fd: i32) -> bool {
     asked.is_ok() && [EXT, XFS, BTRFS, F2FS].contains(&(found.f_type & 0xffff_ffff))
 }
 
+/// Whether two names in a directory can be one, as they are told apart by more than their bytes (`chattr +F`).
+pub(crate) fn folds_names(directory: i32) -> bool {
+    /// `FS_IOC_GETFLAGS`, and `FS_CASEFOLD_FL`.
+    const GET_FLAGS: u64 = 0x8008_6601;
+    const FOLDS: u32 = 0x4000_0000;
+    let mut flags = [0_u32; 2];
+    let asked = call(libc::SYS_ioctl, [fd_of(directory), GET_FLAGS, (&raw mut flags) as u64]);
+    asked.is_ok() && flags[0] & FOLDS != 0
+}
+
 const GET_HINT: u64 = 1024 + 11;
 const SET_HINT: u64 = 1024 + 12;
 

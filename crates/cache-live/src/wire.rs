@@ -23,10 +23,23 @@ pub(crate) enum Kind {
     Status = 5,
     /// Drain, close the log, and end.
     Stop = 6,
+    /// Log nothing any more, and answer when all that was is in its files.
+    Freeze = 7,
+    /// Log again what programs change.
+    Thaw = 8,
 }
 
 impl Kind {
-    const ALL: [Self; 6] = [Self::Hello, Self::Register, Self::Kick, Self::Drain, Self::Status, Self::Stop];
+    const ALL: [Self; 8] = [
+        Self::Hello,
+        Self::Register,
+        Self::Kick,
+        Self::Drain,
+        Self::Status,
+        Self::Stop,
+        Self::Freeze,
+        Self::Thaw,
+    ];
 }
 
 /// A question, as it travels.

@@ -336,7 +336,7 @@ pub struct Keeper {
     /// The oldest record, the file, and which part of it is provided from there on.
     order: BTreeSet<(u64, FileKey, u32)>,
     /// Records that have groups from before what an earlier record says of their file, as a log that is sent anew is sent from its tail on; with
-    /// the oldest such earlier record.
+    /// the oldest such earlier record. One is left out if a later one has an older one: so the first from some record on has the oldest of all of these.
     again: BTreeMap<u64, u64>,
     size: u64,
 }
@@ -420,8 +420,11 @@ impl Keeper {
             return;
         }
         if entry.first < image.meta.at {
-            let before = self.again.entry(number).or_insert(image.since);
-            *before = image.since.min(*before);
+            let since = image.since;
+            while self.again.last_entry().is_some_and(|last| *last.get() >= since) {
+                self.again.pop_last();
+            }
+            self.again.entry(number).or_insert(since);
             return;
         }
         self.size -= image.size();
@@ -475,9 +478,10 @@ impl Keeper {
     #[must_use]
     pub fn begins(&self, below: u64) -> u64 {
         let mut begins = self.order.first().map_or(below, |(number, ..)| below.min(*number));
-        while let Some(before) = self.again.range(begins..).map(|(_, before)| *before).find(|it| *it < begins)
+        while let Some((_, before)) =
+            self.again.range(begins..).next().filter(|(_, before)| **before < begins)
         {
-            begins = before;
+            begins = *before;
         }
         begins
     }

@@ -18,6 +18,7 @@
 //! progress, and a sync is one wait. Behind it, what it has made durable says so in its commit words as well: that reaches the medium when it does, and tells damage of the last
 //! entries from what a crash tore.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{Ordering, fence};
@@ -172,6 +173,23 @@ impl<M: Medium, W: Words> Log<M, W> {
     pub fn used(&self) -> u64 {
         let tail = self.tail();
         self.head().saturating_sub(tail)
+    }
+
+    /// Whose entries are in use, those in progress too: their numbers are nobody else's.
+    pub fn owners(&self) -> BTreeSet<Owner> {
+        let (mut at, head) = (self.tail(), self.head());
+        let mut owners = BTreeSet::new();
+        while at < head {
+            let claim = self.claim(at);
+            if claim.age(self.layout.lap(at)) == Age::Same {
+                owners.insert(claim.owner);
+                at += u64::from(claim.count.max(1));
+            } else {
+                // It was freed meanwhile.
+                at = self.tail().max(at + 1);
+            }
+        }
+        owners
     }
 
     /// How many entries an operation takes.

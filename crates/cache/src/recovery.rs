@@ -21,8 +21,8 @@
 //!
 //! The mtime may be somewhat later than that of the last entry that is left without anybody else having been there: what was written and not synced may have
 //! come to the file's inode and not to the log. Whoever changes a file therefore sees to it that the log has a time of it durably, which is less than a half of [`GRACE`] old
-//! then, and has a file that somebody else has changed synced and settled; what others synced within [`GRACE`]
-//! before a crash, where it overlaps what the log has, may be undone, and nothing else of theirs. To know each page's content before its first
+//! then, and has a file that somebody else has changed synced and settled; what others synced within [`GRACE`] behind our last change of the file, where it overlaps what the log has, may be undone, and nothing else of theirs;
+//! and not even that if the log goes on for as long, as what it lacks of ours is behind all that it has: only a writer that stood still between his write and its entry would be taken for somebody else then. To know each page's content before its first
 //! entry instead would be a read and a checksum at each first write of a page, for the sake of that second.
 //!
 //! Under [`Promise::AtReturn`] all are fenced. A commit word that no writer ever wrote before a group that is whole is mended: the checksums prove the
@@ -74,6 +74,8 @@ pub struct Scan {
     pub dropped: u64,
     /// Of each file, when those who use the log have changed its bytes last, as far as the log knows, also by entries that do not count.
     pub changed: BTreeMap<FileId, Mtime>,
+    /// The time of the latest write that counts, of whatever file.
+    pub latest: Mtime,
 }
 
 /// A file may be so many nanoseconds younger than the last that the log knows of it, and nobody else has changed it, where the machine was lost.
@@ -92,6 +94,8 @@ impl Scan {
     pub fn is_foreign(&self, file: FileId, mtime: Mtime) -> bool {
         let grace = if self.lost == Lost::Nothing { 0 } else { GRACE };
         let known = self.changed.get(&file).filter(|known| **known != Mtime::UNKNOWN);
+        // What is logged by then has all before it in the log.
+        let grace = if mtime.0.saturating_add(grace) < self.latest.0 { 0 } else { grace };
         known.is_some_and(|known| mtime.0 > known.0.saturating_add(grace))
     }
 
@@ -224,6 +228,7 @@ pub fn scan(medium: &impl Medium, lost: Lost) -> Result<Scan, OpenError> {
         unsure: Vec::new(),
         dropped: 0,
         changed: BTreeMap::new(),
+        latest: Mtime::UNKNOWN,
         record,
     };
     if !scan.is_clean() {
@@ -252,6 +257,9 @@ impl Scan {
             match self.judge(medium, &evidence, at) {
                 Verdict::Counts(item) => {
                     at = item.entry.end();
+                    if item.entry.kind == Kind::Write {
+                        self.latest = self.latest.max(item.entry.mtime);
+                    }
                     self.items.push(item);
                     self.end = at;
                 }

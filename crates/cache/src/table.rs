@@ -1,8 +1,12 @@
 //! The file table: which file a number means.
 //!
-//! A slot is durable before the first entry that names it, and is used for another file only when no entry at or above the persistent
+//! A slot is durable before the first entry that names it is promised, and is used for another file only when no entry at or above the persistent
 //! tail names the first one: [`release`](FileTable::release) is told the head of that moment. So a slot that is torn by a crash is one that no entry
-//! names, and one that an entry names and is not whole is damaged.
+//! names that was promised, and one that such an entry names and is not whole is damaged.
+//!
+//! **Where a sync is long** ([`durable_with_entries`](FileTable::durable_with_entries)) nobody waits for a slot: the sync that makes an entry durable makes its slot durable as well, which was
+//! written before. An entry that nobody was promised may then be there without it, and the slot must not say that it is about another file: so each slot is blank,
+//! durably, before it is used again, and many of them are made so by one sync.
 
 use std::fmt;
 use std::io;
@@ -185,14 +189,25 @@ pub struct FileTable<M> {
     medium: M,
     layout: Layout,
     uses: Vec<Option<Use>>,
+    /// Numbers whose slots are blank durably; `None` where each slot is waited for.
+    blank: Option<Vec<FileId>>,
 }
+
+/// So many slots are made blank at a time.
+const BLANKS: usize = 64;
 
 impl<M: Medium> FileTable<M> {
     /// That of a log without entries: no number is in use.
     #[must_use]
     pub fn empty(medium: M, layout: Layout) -> Self {
         let uses = vec![None; layout.geometry.files as usize];
-        Self { medium, layout, uses }
+        Self { medium, layout, uses, blank: None }
+    }
+
+    /// The same, where nobody waits for a slot: it is durable with the first entry that names it, as whoever syncs the log makes all of it durable that was written back before.
+    #[must_use]
+    pub fn durable_with_entries(self) -> Self {
+        Self { blank: Some(Vec::new()), ..self }
     }
 
     /// That of a log with entries: each number that may be named by one up to `head` is in use until they are in their files.
@@ -203,11 +218,11 @@ impl<M: Medium> FileTable<M> {
             .map(|file| Identity::read(&medium, &layout, file))
             .map(|found| found.map(|identity| Use { identity, until: Some(head) }))
             .collect();
-        Self { medium, layout, uses }
+        Self { medium, layout, uses, blank: None }
     }
 
-    /// The number of a file, which is the one that it has, if it has one; durable on return. Entries below `tail` are in their files, and the persistent
-    /// tail says so.
+    /// The number of a file, which is the one that it has, if it has one; durable on return, or [with the first entry](Self::durable_with_entries). Entries below `tail` are in
+    /// their files, and the persistent tail says so.
     ///
     /// # Errors
     /// All numbers are in use, the path or the handle is too long, or the medium failed.
@@ -227,18 +242,55 @@ impl<M: Medium> FileTable<M> {
                 return Ok(file);
             }
         }
-        let free = |used: &Option<Use>| {
-            used.as_ref().is_none_or(|used| used.until.is_some_and(|until| until <= tail))
-        };
-        let free = self.uses.iter().position(free);
-        let free = free.ok_or(TableError::Full { files: geometry.files })?;
-        let file = FileId(free as u32);
-        let slot = identity.emit(&self.layout, file);
-        let at = self.layout.file(file);
-        self.medium.write_nt(at, &slot);
-        self.medium.psync()?;
-        self.uses[free] = Some(Use { identity: identity.clone(), until: None });
+        let file = if self.blank.is_some() { self.take_blank(tail)? } else { self.free(tail).next() };
+        let file = file.ok_or(TableError::Full { files: geometry.files })?;
+        self.medium.write_nt(self.layout.file(file), &identity.emit(&self.layout, file));
+        if self.blank.is_none() {
+            self.medium.psync()?;
+        }
+        self.uses[file.0 as usize] = Some(Use { identity: identity.clone(), until: None });
         Ok(file)
+    }
+
+    /// The numbers that no entry names which may still be carried out.
+    fn free(&self, tail: u64) -> impl Iterator<Item = FileId> {
+        self.uses.iter().enumerate().filter_map(move |(number, used)| {
+            let is_free = used.as_ref().is_none_or(|used| used.until.is_some_and(|until| until <= tail));
+            is_free.then_some(FileId(number as u32))
+        })
+    }
+
+    /// A number whose slot says nothing, whatever a crash leaves of it.
+    fn take_blank(&mut self, tail: u64) -> io::Result<Option<FileId>> {
+        if self.blank.as_ref().is_none_or(Vec::is_empty) {
+            let mut free: Vec<FileId> = self.free(tail).take(BLANKS).collect();
+            for file in &free {
+                self.uses[file.0 as usize] = None;
+                self.medium.write_nt(self.layout.file(*file), &[0; SLOT_HEAD]);
+            }
+            self.medium.psync()?;
+            // The lowest goes first.
+            free.reverse();
+            self.blank = Some(free);
+        }
+        Ok(self.blank.as_mut().and_then(Vec::pop))
+    }
+
+    /// Says where a file is by now, durably. No entry at or above the persistent tail names it, and none does before this returns.
+    ///
+    /// # Errors
+    /// The path is too long, and the one that it had stays; or the medium failed.
+    pub fn renew(&mut self, file: FileId, path: &[u8]) -> Result<(), TableError> {
+        let max = self.layout.geometry.path_max;
+        let Some(Some(used)) = self.uses.get_mut(file.0 as usize) else { return Ok(()) };
+        let identity = Identity { path: path.to_vec(), ..used.identity.clone() };
+        if path.len() > max as usize {
+            return Err(TableError::TooLong { path: identity.shown(), max });
+        }
+        self.medium.write_nt(self.layout.file(file), &identity.emit(&self.layout, file));
+        self.medium.psync()?;
+        used.identity = identity;
+        Ok(())
     }
 
     /// No entry from `head` on names this file: its number is free when all below are in their files.

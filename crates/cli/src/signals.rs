@@ -3,6 +3,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use signal_hook::consts::{SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::flag;
@@ -66,6 +67,14 @@ impl Stop {
         let guard = self.lock();
         let asked = self.0.changed.wait_while(guard, |()| !self.is_asked());
         drop(asked.unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Returns when someone has asked, or after a while. Whether someone has.
+    pub(crate) fn wait_for(&self, longest: Duration) -> bool {
+        let guard = self.lock();
+        let asked = self.0.changed.wait_timeout_while(guard, longest, |()| !self.is_asked());
+        drop(asked.unwrap_or_else(PoisonError::into_inner));
+        self.is_asked()
     }
 
     fn lock(&self) -> MutexGuard<'_, ()> {

@@ -40,6 +40,8 @@ fn main() {
         "map" => mapped(&file),
         "copy" => copied(&file),
         "ring" => ring(),
+        "direct" => around(path),
+        "closed" => closed(&mut file, path),
         _ => panic!("there is no trap {name}"),
     }
     file.sync_all().expect("a disk");
@@ -250,6 +252,35 @@ fn copied(file: &File) {
     // SAFETY: a number is read and written.
     let sent = unsafe { libc::sendfile(file.as_raw_fd(), from.as_raw_fd(), &raw mut at, 9000) };
     assert_eq!(sent, 0, "at its end");
+}
+
+/// What the kernel refuses of a write that goes around the page cache is refused.
+fn around(path: &str) {
+    use std::os::unix::fs::OpenOptionsExt as _;
+    #[repr(align(4096))]
+    struct Pages([u8; 8192]);
+    let file = File::options().write(true).custom_flags(libc::O_DIRECT).open(path).expect("the file");
+    let pages = Pages([9; 8192]);
+    for (bytes, at) in [(&pages.0[..100], 0), (&pages.0[..4096], 10), (&pages.0[1..4097], 4096)] {
+        let refused = file.write_at(bytes, at).expect_err("it is no whole block");
+        assert_eq!(refused.raw_os_error(), Some(libc::EINVAL));
+    }
+    file.write_all_at(&pages.0, 16_384).expect("room");
+}
+
+/// Closes all that there is, as programs do which begin; the number is another descriptor's behind that.
+fn closed(file: &mut File, path: &str) {
+    file.write_all(b"before").expect("room");
+    // SAFETY: what had these numbers is forgotten.
+    assert_eq!(unsafe { libc::close_range(3, u32::MAX, 0) }, 0);
+    let again = File::options().read(true).write(true).open(path).expect("the file is there");
+    std::mem::forget(std::mem::replace(file, again));
+    let other = File::open("/dev/null").expect("a device");
+    // SAFETY: a new number, which is this file's from then on.
+    let third = unsafe { File::from_raw_fd(libc::dup2(file.as_raw_fd(), other.as_raw_fd())) };
+    std::mem::forget(other);
+    third.write_all_at(b"by a number that was a device's", 3000).expect("room");
+    file.write_all_at(&noise(5000), 100).expect("room");
 }
 
 fn ring() {

@@ -3,6 +3,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
+use std::net::SocketAddr;
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::os::unix::net::UnixStream;
@@ -12,7 +13,9 @@ use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use remanence_cache_live::copies::Copies;
 use remanence_cache_live::daemon::{self, Paths};
+use remanence_remotelog::ConnectOptions;
 use serde::{Deserialize, Serialize};
 
 use crate::machine;
@@ -30,6 +33,8 @@ pub(crate) struct LogSpec {
     pub(crate) entries: u64,
     /// As the daemon does by itself, if nothing is said.
     pub(crate) batch: Option<u64>,
+    /// Who has a copy of it, more than half of whom a sync waits for; nobody, if there is none.
+    pub(crate) servers: Vec<SocketAddr>,
 }
 
 /// The daemon of a log, which drains it in the end.
@@ -50,9 +55,19 @@ impl Role for Daemon {
     fn open(spec: LogSpec) -> Result<(Self, ()), String> {
         // As its users start it.
         machine::pin_to(machine::allowed());
-        let LogSpec { log, entries, batch } = spec;
-        let options =
-            daemon::Options { log, entries: Some(entries), batch, paths: Paths::default(), copies: None };
+        let LogSpec { log, entries, batch, servers } = spec;
+        let name = servers.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+        let connect = ConnectOptions::default();
+        let copies = Copies { servers, connect, acks: None, images: false, name };
+        let options = daemon::Options {
+            log,
+            entries: Some(entries),
+            batch,
+            paths: Paths::default(),
+            copies: (!copies.servers.is_empty()).then_some(copies),
+            strict: false,
+            drain_after: None,
+        };
         let (stop, stopped) = UnixStream::pair().map_err(|e| e.to_string())?;
         let (ready, begun) = channel();
         let serve = move || {

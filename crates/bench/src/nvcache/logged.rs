@@ -8,8 +8,9 @@ use remanence_cache_live::command;
 use serde_json::Value;
 
 use super::ends::{Burst, Daemon, Found, LogSpec, Writer, WriterSpec};
+use crate::erda::tcp::At;
 use crate::process;
-use crate::programs::signal;
+use crate::programs::{Programs, Spec, Started, signal};
 use crate::role::{Agent, Causes, End, Launcher, Ran};
 
 /// So many syncs say whether they were absorbed, and one in so many may be the kernel's.
@@ -72,6 +73,9 @@ pub(super) struct Done<T> {
 pub(super) struct Logged {
     program: PathBuf,
     log: Option<LogSpec>,
+    /// How servers are started that have copies of the log, if it has some.
+    copied: Option<Spec>,
+    servers: Option<Agent<Programs>>,
     files: WriterSpec,
     daemon: Option<Agent<Daemon>>,
     writer: Option<Agent<Writer>>,
@@ -79,7 +83,12 @@ pub(super) struct Logged {
 
 impl Logged {
     pub(super) const fn new(program: PathBuf, log: Option<LogSpec>, files: WriterSpec) -> Self {
-        Self { program, log, files, daemon: None, writer: None }
+        Self { program, log, copied: None, servers: None, files, daemon: None, writer: None }
+    }
+
+    /// The same, whose log has copies on such servers.
+    pub(super) fn copied(self, servers: Spec) -> Self {
+        Self { copied: Some(servers), ..self }
     }
 
     /// What a command is put behind to be run with this log; nothing, without one.
@@ -105,8 +114,22 @@ impl Logged {
         // Whoever was there before, and did not end in order, has left what it had.
         process::remove_segment_of(&spec.log);
         let _ = std::fs::remove_file(&spec.log);
-        let mut daemon = Agent::start(&Launcher::here(&self.program), End::Server)?;
-        daemon.open(spec)?;
+        let launcher = Launcher::here(&self.program);
+        let mut spec = spec.clone();
+        if let Some(copied) = &self.copied {
+            // What those of the log before have is of no use.
+            self.servers = None;
+            let mut servers = Agent::<Programs>::start(&launcher, End::Server)?;
+            let address = |server: Started| match server.at[..] {
+                [At::Tcp(at)] => Ok(at),
+                _ => Err("a server does not say where it is".to_owned()),
+            };
+            let here = servers.open(copied)?.into_iter().map(address);
+            spec.servers = here.collect::<Result<_, _>>()?;
+            self.servers = Some(servers);
+        }
+        let mut daemon = Agent::start(&launcher, End::Server)?;
+        daemon.open(&spec)?;
         self.daemon = Some(daemon);
         self.can_run()
     }
@@ -201,6 +224,7 @@ impl Logged {
     /// Ends all of it, and takes the log away.
     pub(super) fn end(&mut self) {
         (self.writer, self.daemon) = (None, None);
+        self.servers = None;
         if let Some(LogSpec { log, .. }) = &self.log {
             process::remove_segment_of(log);
             let _ = std::fs::remove_file(log);
@@ -239,7 +263,7 @@ mod tests {
     #[test]
     fn a_program_without_a_log_is_put_behind_nothing() {
         let files = WriterSpec { directory: "/d".into(), files: 0, bytes: 0 };
-        let log = LogSpec { log: "/l".into(), entries: 64, batch: None };
+        let log = LogSpec { log: "/l".into(), entries: 64, batch: None, servers: Vec::new() };
         let words = |log| Logged::new("rem".into(), log, files.clone()).under();
         assert!(words(None).is_empty());
         assert_eq!(words(Some(log)), ["rem", "run", "--log", "/l", "--"].map(OsString::from));

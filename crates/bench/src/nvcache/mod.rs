@@ -25,6 +25,7 @@ mod recovery;
 mod sqlite;
 
 use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -38,6 +39,7 @@ use self::sqlite::{Journal, Work};
 use crate::effort::{self, Effort};
 use crate::machine::{self, State};
 use crate::process;
+use crate::programs::Spec;
 use crate::redis::{file_system, installed};
 use crate::report::{Bar, Report, Sense};
 use crate::role::{Causes, Lost, Ran};
@@ -63,6 +65,7 @@ const MEMORY_WRITE: f64 = 0.8;
 const FILE_WRITE: [f64; 2] = [1.0, 2.0];
 const MEMORY_SQLITE: f64 = 0.6;
 const FILE_SQLITE: f64 = 1.5;
+const COPIED_SQLITE: f64 = 2.0;
 const FULL: f64 = 0.8;
 const READ: f64 = 1.15;
 /// Microseconds that a call which is none of ours may take more.
@@ -82,15 +85,19 @@ pub struct Options {
 enum On {
     Memory,
     File,
+    /// In memory, with copies on servers.
+    Servers,
 }
 
 impl On {
-    const ALL: [Self; 2] = [Self::Memory, Self::File];
+    /// Those of this machine alone.
+    const OWN: [Self; 2] = [Self::Memory, Self::File];
 
     const fn words(self) -> &'static str {
         match self {
             Self::Memory => "log in memory",
             Self::File => "log in a file",
+            Self::Servers => "log on two of three servers",
         }
     }
 }
@@ -109,17 +116,23 @@ enum Series {
 }
 
 impl Series {
-    const ALL: [Self; 6] = [
+    const ALL: [Self; 7] = [
         Self::Through(On::Memory),
         Self::Through(On::File),
+        Self::Through(On::Servers),
         Self::Synced,
         Self::Direct,
         Self::Unsynced,
         Self::Tmpfs,
     ];
     /// Those that a program can be that syncs as it likes.
-    const PROGRAMS: [Self; 4] =
-        [Self::Through(On::Memory), Self::Through(On::File), Self::Synced, Self::Tmpfs];
+    const PROGRAMS: [Self; 5] = [
+        Self::Through(On::Memory),
+        Self::Through(On::File),
+        Self::Through(On::Servers),
+        Self::Synced,
+        Self::Tmpfs,
+    ];
     /// Those that fio has a second opinion of.
     const FIO: [Self; 4] = [Self::Through(On::Memory), Self::Through(On::File), Self::Synced, Self::Unsynced];
 
@@ -301,8 +314,8 @@ struct Scale {
     time: Duration,
     /// Bytes of each file that is written at random.
     file: u64,
-    /// Entries of the log in memory, and of that in a file.
-    entries: [u64; 2],
+    /// Entries of the log in memory, of that in a file, and of that with copies.
+    entries: [u64; 3],
     /// Entries of the longest log that is full, and the batches that such logs are cleaned in: the last one is what a daemon has by itself.
     full: u64,
     batches: Vec<u64>,
@@ -327,7 +340,7 @@ impl Scale {
             rounds: effort.pick(1, 6, 9),
             time: effort.pick(ms(5), ms(100), ms(200)),
             file: effort.pick(256 << 10, 32 << 20, 64 << 20),
-            entries: effort.pick([2000, 2000], [64_000, 32_000], [128_000, 32_000]),
+            entries: effort.pick([2000, 2000, 2000], [64_000, 32_000, 16_000], [128_000, 32_000, 16_000]),
             full,
             batches: batches.collect(),
             full_time: effort.pick(ms(5), ms(200), ms(500)),
@@ -365,7 +378,7 @@ impl Scale {
             cells.push(Cell::Sqlite(work, None));
         }
         cells.extend(Whole::ALL.map(Cell::Whole));
-        cells.extend(On::ALL.map(Cell::Recovery));
+        cells.extend(On::OWN.map(Cell::Recovery));
         cells
     }
 
@@ -397,7 +410,7 @@ struct Bench<'a> {
     program: &'a Path,
     directory: &'a Path,
     scale: Scale,
-    through: [Logged; 2],
+    through: [Logged; 3],
     disk: Logged,
     tmpfs: Logged,
     full: BTreeMap<u64, Logged>,
@@ -474,6 +487,7 @@ fn params(bench: &Bench<'_>, fs: &str, samples: &Samples) -> serde_json::Value {
         "syncs of SQLite's files": syncs,
         "file system": fs, "rounds": samples.blocks(), "burst_ms": scale.time.as_millis() as u64,
         "bytes of a file": scale.file, "entries of the log in memory": scale.entries[0], "entries of the log in a file": scale.entries[1],
+        "entries of the log with copies": scale.entries[2],
         "entries of a log that is full": "four batches, and 1000 at least", "bytes written over time": scale.whole,
         "entries that are recovered": scale.recovered, "rows that SQLite reads": scale.rows,
         "cores": machine::allowed(), "systems": claims::SYSTEMS,
@@ -482,6 +496,7 @@ fn params(bench: &Bench<'_>, fs: &str, samples: &Samples) -> serde_json::Value {
             WRITE: "threads, a file each", FULL_WRITE: "entries of a batch", OVER_TIME: "ms",
         },
         "load": "closed: each thread writes 4 KiB to a random place of a file of its own that was written before, syncs it, and goes on",
+        "log on two of three servers": "in memory, with copies on three of `rem log serve` on this machine, in memory too, by UDP over loopback: all share its cores",
         "log in memory": "a file in /dev/shm, which stands for persistent memory: it survives the death of any process, and no loss of power",
         "cpu": "of the client: the program; of the server: the daemon of the log",
         "a call more": "with the library, over without it and 30 ns: at most 1",
@@ -501,17 +516,35 @@ fn fio_of<'a>(directory: &'a Path, scale: &Scale, jobs: usize, how: How) -> fio:
     fio::Run { directory, jobs, bytes: scale.file, fsync, time }
 }
 
+/// Three servers of a log, in memory, with room for a few times so many entries, each at an address of its own. They sleep between two requests, as their users start them.
+fn servers(program: &Path, place: &Path, entries: u64) -> Spec {
+    let process = std::process::id() % 60_000 + 256;
+    let size = (entries * (BLOCK + 64) * 4).max(16 << 20).to_string();
+    let one = |n: u8| {
+        let at = Ipv4Addr::new(127, (process >> 8) as u8, process as u8, n + 2).to_string();
+        let dir = place.join(format!("copy{n}"));
+        let (program, file) = (program.display().to_string(), dir.join("log").display().to_string());
+        let line = [&program, "log", "serve", &file, "--listen", &at, "--size", &size];
+        (line.map(str::to_owned).to_vec(), dir)
+    };
+    Spec::Ours((0..3).map(one).collect())
+}
+
 impl<'a> Bench<'a> {
     fn new(program: &'a Path, directory: &'a Path, scale: Scale) -> Self {
         let files = |directory: PathBuf, files| WriterSpec { directory, files, bytes: scale.file };
         let jobs = JOBS[1];
         let logged = |log, directory| Logged::new(program.to_owned(), log, files(directory, jobs));
         let place = process::memory();
-        let log = |at: &Path, entries, batch| Some(LogSpec { log: at.to_owned(), entries, batch });
-        let [memory, file] = scale.entries;
+        let log = |at: &Path, entries, batch| {
+            Some(LogSpec { log: at.to_owned(), entries, batch, servers: Vec::new() })
+        };
+        let [memory, file, copied] = scale.entries;
         let through = [
             logged(log(&place.join("memory.log"), memory, None), directory.join("memory")),
             logged(log(&directory.join("file.log"), file, None), directory.join("file")),
+            logged(log(&place.join("copied.log"), copied, None), directory.join("copied"))
+                .copied(servers(program, place, copied)),
         ];
         let full = |batch: &u64| {
             let own = (*batch != scale.usual_batch()).then_some(*batch);
@@ -615,7 +648,7 @@ impl<'a> Bench<'a> {
                     Whole::Log(share) => {
                         let entries = share * (scale.whole / BLOCK) / 1000;
                         let log = process::memory().join(format!("whole{share}.log"));
-                        let spec = LogSpec { log, entries, batch: None };
+                        let spec = LogSpec { log, entries, batch: None, servers: Vec::new() };
                         let directory = self.directory.join("plain");
                         let files = WriterSpec { directory: directory.clone(), files: 0, bytes: 0 };
                         let mut logged = Logged::new(self.program.to_owned(), Some(spec), files);
@@ -688,7 +721,7 @@ fn bars(samples: &Samples, fs: &str, scale: &Scale) -> Vec<Bar> {
     let rate = |over, under| ratio(over, under, Metric::Rate);
     let mut bars = Vec::new();
     let mut bar = |name: String, found, sense, limit| bars.push(Bar::new(name, found, sense, limit));
-    let [memory, file] = On::ALL.map(Series::Through);
+    let [memory, file] = On::OWN.map(Series::Through);
     for jobs in JOBS {
         let threads = if jobs == 1 { "one thread".to_owned() } else { format!("{jobs} threads") };
         let found = rate(Cell::Write(memory, jobs), Cell::Write(Series::Unsynced, jobs));
@@ -713,6 +746,10 @@ fn bars(samples: &Samples, fs: &str, scale: &Scale) -> Vec<Bar> {
     }
     let (name, found) = sqlite(Journal::Wal, file, Series::Synced);
     bar(name, found, Sense::AtLeast, FILE_SQLITE);
+    for journal in Journal::ALL {
+        let (name, found) = sqlite(journal, Series::Through(On::Servers), Series::Synced);
+        bar(name, found, Sense::AtLeast, COPIED_SQLITE);
+    }
     let full = |through| Cell::Full { through, batch: scale.usual_batch() };
     let name = format!("{FULL_WRITE}: {} / {}", full(true).series(fs), full(false).series(fs));
     bar(name, rate(full(true), full(false)), Sense::AtLeast, FULL);
@@ -756,7 +793,7 @@ mod tests {
         let all = bars(&samples, FS, &scale);
         assert!(all.iter().all(|bar| bar.value.is_some()), "{all:?}");
         let missed: Vec<&str> = all.iter().filter(|bar| !bar.holds).map(|bar| &bar.name[..]).collect();
-        assert_eq!(missed.len(), 2, "what is equally fast is not 1.5 and 2 times as fast: {missed:?}");
+        assert_eq!(missed.len(), 4, "what is equally fast is not 1.5 and 2 times as fast: {missed:?}");
         assert!(bars(&Samples::default(), FS, &scale).iter().all(|bar| bar.value.is_none()));
     }
 

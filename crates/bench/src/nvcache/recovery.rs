@@ -21,7 +21,7 @@ const FULL: u64 = 7;
 /// Makes such a log there, and files in that directory, and recovers it; seconds per GiB.
 pub(super) fn recover(program: &Path, log: &Path, entries: u64, files: &WriterSpec) -> Result<f64, String> {
     // It is not cleaned before all is in it.
-    let spec = LogSpec { log: log.to_owned(), entries, batch: Some(2 * entries) };
+    let spec = LogSpec { log: log.to_owned(), entries, batch: Some(2 * entries), servers: Vec::new() };
     let mut logged = Logged::new(program.to_owned(), Some(spec), files.clone());
     let done = recovered(program, log, entries, &mut logged);
     logged.end();

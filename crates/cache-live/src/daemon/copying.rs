@@ -11,7 +11,6 @@
 //! looked after. The log's entries are then not freed before the servers have them (`work.rs`), and so are never waited for by what waits here. Of the servers' room
 //! three times the log is for entries, some of which are sent twice; a half of the rest is for images, and the other half to move them.
 
-use std::collections::VecDeque;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -27,6 +26,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use super::DaemonError;
 use super::imaging::{self, Imaging, Next};
+use super::records::Records;
 use super::work::OwnLog;
 use crate::copies::{Copies, Failed, Servers};
 use crate::segment::{Key, Segment};
@@ -190,23 +190,13 @@ fn run(
     }
 }
 
-/// A record that is not given up.
-struct Kept {
-    number: u64,
-    /// It is needed as long as the tail is below.
-    upto: u64,
-    bytes: u64,
-}
-
 struct Copy {
     copies: Copies,
     log: Arc<OwnLog>,
     segment: Segment,
     copier: Copier,
     servers: Servers,
-    kept: VecDeque<Kept>,
-    /// Bytes of those.
-    bytes: u64,
+    records: Records,
     /// The highest tail that was sent.
     tail: u64,
     /// The number behind the last record that is known.
@@ -242,12 +232,12 @@ fn entries(layout: &Layout) -> u64 {
 impl Copy {
     fn open(copies: Copies, log: Arc<OwnLog>, segment: Segment) -> Result<Self, String> {
         let mut imaging = copies.images.then(|| Imaging::new(0));
-        let mut all = VecDeque::new();
+        let mut all = Records::default();
         let mut told = |number: u64, record: &[u8]| {
             let Some(imaging) = &mut imaging else {
                 return if is_image(record) { Err(HAS_IMAGES.into()) } else { Ok(()) };
             };
-            all.push_back(Kept { number, upto: 0, bytes: taken(record.len()) });
+            all.push(number, 0, taken(record.len()));
             imaging.imager.recorded(number, record).map_err(|why| why.to_string())
         };
         let (servers, found) = Servers::open(&copies, &mut told)?;
@@ -273,7 +263,6 @@ impl Copy {
                 .map_err(|why| format!("{why} {copies} --into DIRECTORY` makes them again"))?;
             segment.ask_to_look();
         }
-        let bytes = all.iter().map(|kept| kept.bytes).sum();
         let copier = if copies.images { Copier::with_images(&log) } else { Copier::new(&log) };
         let mut copy = Self {
             copies,
@@ -281,8 +270,7 @@ impl Copy {
             segment,
             copier,
             servers,
-            kept: all,
-            bytes,
+            records: all,
             tail: 0,
             behind: 0,
             imaging,
@@ -330,13 +318,11 @@ impl Copy {
 
     /// Opens the servers' log again. What they have of the last records, which nobody has acknowledged, counts.
     fn open_again(&mut self) -> Result<(Servers, Rebuilt), Failed> {
-        let Self { copies, imaging, kept, bytes, behind, .. } = self;
+        let Self { copies, imaging, records, behind, .. } = self;
         let mut told = |number: u64, record: &[u8]| match imaging {
             Some(imaging) if number >= *behind => {
                 *behind = number + 1;
-                let has = Kept { number, upto: 0, bytes: taken(record.len()) };
-                *bytes += has.bytes;
-                kept.push_back(has);
+                records.push(number, 0, taken(record.len()));
                 imaging.imager.recorded(number, record).map_err(|why| why.to_string())
             }
             _ => Ok(()),
@@ -355,8 +341,7 @@ impl Copy {
         self.copier = Copier::new(&self.log);
         // What is there already is needed until all was sent again.
         let upto = self.log.head();
-        self.kept.clear();
-        self.kept.push_back(Kept { number: 0, upto, bytes: self.bytes });
+        self.records.replace(0, upto);
         self.send_all()
     }
 
@@ -387,9 +372,9 @@ impl Copy {
         imaging.take(self.segment, || {
             std::mem::take(&mut *shared.fresh.lock().unwrap_or_else(PoisonError::into_inner))
         });
-        let is_full = self.bytes > 2 * imaging.imager.room();
+        let is_full = self.records.bytes() > 2 * imaging.imager.room();
         // What is in no file yet is drained first.
-        let is_held = self.kept.front().is_some_and(|kept| kept.upto > self.log.tail());
+        let is_held = self.records.is_held(self.log.tail());
         if is_full && is_held {
             shared.wake();
         }
@@ -442,15 +427,14 @@ impl Copy {
     }
 
     /// Whether the oldest record is needed by nobody.
-    fn is_shrinking(&self) -> bool {
-        let Some(front) = self.kept.front().map(|kept| kept.number) else { return false };
-        self.begins(self.log.tail(), u64::MAX) > front
+    fn is_shrinking(&mut self) -> bool {
+        let tail = self.log.tail();
+        self.records.oldest().is_some_and(|oldest| self.begins(tail, u64::MAX) > oldest)
     }
 
     /// With which record what is needed may begin, `below` at most, where the log has all below `tail` in its files.
-    fn begins(&self, tail: u64, below: u64) -> u64 {
-        let needed = self.kept.iter().find(|kept| kept.upto > tail);
-        let below = needed.map_or(below, |kept| kept.number);
+    fn begins(&mut self, tail: u64, below: u64) -> u64 {
+        let below = self.records.first_needed(tail).unwrap_or(below);
         self.imaging.as_ref().map_or(below, |imaging| imaging.imager.keeper().begins(below))
     }
 
@@ -487,8 +471,7 @@ impl Copy {
                 let first = self.servers.send(records)?;
                 self.behind = first + about.len() as u64;
                 for (number, (upto, bytes, tail)) in (first..).zip(about) {
-                    self.kept.push_back(Kept { number, upto, bytes });
-                    self.bytes += bytes;
+                    self.records.push(number, upto, bytes);
                     self.tail = self.tail.max(tail);
                 }
                 if let Some(imaging) = &mut self.imaging {
@@ -516,14 +499,11 @@ impl Copy {
         self.behind = base + sizes.len() as u64;
         self.tail = self.tail.max(tail);
         let below = self.begins(tail, base);
-        while self.kept.front().is_some_and(|kept| kept.number < below) {
-            self.bytes -= self.kept.pop_front().map_or(0, |kept| kept.bytes);
-        }
+        self.records.give_up(below);
         if let Some(imaging) = &mut self.imaging {
             imaging.imager.trimmed(below);
             // They lie between what is kept.
-            self.bytes += sizes.iter().sum::<u64>();
-            self.kept.extend((base..).zip(sizes).map(|(number, bytes)| Kept { number, upto: 0, bytes }));
+            (base..).zip(sizes).for_each(|(number, bytes)| self.records.push(number, 0, bytes));
         }
         Ok(self.servers.trim(below)?)
     }
@@ -534,12 +514,12 @@ impl Copy {
             return self.make_room_of_images(shared);
         }
         let (quarter, half) = (self.servers.capacity() / 4, self.servers.capacity() / 2);
-        if self.bytes < quarter {
+        if self.records.bytes() < quarter {
             return Ok(());
         }
         self.shrink()?;
         let until = sys::monotonic() + ROOM_MS * 1_000_000;
-        while self.bytes >= half {
+        while self.records.bytes() >= half {
             let space = self.segment.space().load(Ordering::SeqCst);
             shared.wake();
             if sys::monotonic() >= until {
@@ -557,8 +537,8 @@ impl Copy {
         let most = self.servers.capacity().saturating_sub(2 * entries(self.log.layout()));
         let mut until = sys::monotonic() + ROOM_MS * 1_000_000;
         let mut oldest = None;
-        while self.bytes >= most {
-            let front = self.kept.front().map(|kept| kept.number);
+        while self.records.bytes() >= most {
+            let front = self.records.oldest();
             if front != oldest {
                 (oldest, until) = (front, sys::monotonic() + ROOM_MS * 1_000_000);
             }
@@ -572,7 +552,7 @@ impl Copy {
                 self.shrink()?;
                 continue;
             }
-            let is_held = self.kept.front().is_some_and(|kept| kept.upto > self.log.tail());
+            let is_held = self.records.is_held(self.log.tail());
             let stepped = if is_held { Stepped::Idle } else { self.image_step(Room::None)? };
             if matches!(stepped, Stepped::Idle | Stepped::Busy) {
                 shared.wake();
@@ -594,7 +574,7 @@ impl Copy {
             self.shrink().map_err(String::from)?;
             self.segment.end_images();
         }
-        let below = self.kept.front().filter(|_| self.imaging.is_some()).map(|kept| kept.number);
+        let below = self.records.oldest().filter(|_| self.imaging.is_some());
         self.servers
             .close(Copier::closed(self.log.layout(), self.log.tail()), below)
             .map_err(|why| why.to_string())?;

@@ -2,13 +2,13 @@
 //!
 //! The descriptor that a program sends is not kept: it would keep the program's `flock`, and its position. The file is opened anew, for reading.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use remanence_cache::table::{FileId, FileTable, Identity, TableError};
@@ -38,8 +38,18 @@ struct Held {
     /// None of one that is never absorbed.
     own: Option<File>,
     watch: Option<i32>,
+    is_directory: bool,
     /// How long it was when it had no name any more.
     unlinked: Option<u64>,
+}
+
+impl Held {
+    /// Where it was, and where it is by now, if that is somewhere else.
+    fn moved(&self) -> Option<(PathBuf, PathBuf)> {
+        let own = self.own.as_ref().filter(|own| own.metadata().is_ok_and(|found| found.nlink() > 0))?;
+        let now = std::fs::read_link(format!("/proc/self/fd/{}", own.as_raw_fd())).ok()?;
+        (now != self.path).then(|| (self.path.clone(), now))
+    }
 }
 
 /// Has the kernel remember that it has had a file and its directory in memory since now.
@@ -64,6 +74,8 @@ pub(super) struct Files {
     inotify: OwnedFd,
     /// Files that somebody may still log changes of, after that was ended.
     ending: Vec<usize>,
+    /// Directories that may be elsewhere by now.
+    moved: BTreeSet<usize>,
     /// Files that were taken into the table, for who keeps images of them, if somebody does.
     fresh: Option<Vec<(segment::Key, File)>>,
 }
@@ -94,6 +106,7 @@ impl Files {
             watches: BTreeMap::new(),
             inotify,
             ending: Vec::new(),
+            moved: BTreeSet::new(),
             fresh: segment.keeps_images().then(Vec::new),
         })
     }
@@ -148,6 +161,12 @@ impl Files {
                 None
             }
         };
+        // Where two names are one, the log would have two.
+        let own = own.filter(|own| {
+            let folds = stat.is_directory() && sys::folds_names(own.as_raw_fd());
+            first.why |= if folds { why::FOLDED } else { 0 };
+            !folds
+        });
         // Its syncs are the kernel's, and what they made durable is kept all the same.
         if let (None, 0, Some(fresh)) =
             (&own, first.why & !(why::MAPPED | why::ASYNCHRONOUS), &mut self.fresh)
@@ -182,7 +201,8 @@ impl Files {
         let watch = own.as_ref().and_then(|_| inotify::add_watch(&self.inotify, this.as_str(), flags).ok());
         self.watches.extend(watch.map(|watch| (watch, slot)));
         self.by_id.extend(id.map(|id| (id, slot)));
-        self.held.insert(slot, Held { path, rule, id, own, watch, unlinked: None });
+        let is_directory = stat.is_directory();
+        self.held.insert(slot, Held { path, rule, id, own, watch, is_directory, unlinked: None });
         Ok(slot)
     }
 
@@ -206,7 +226,7 @@ impl Files {
 
     /// Forgets files that can be known again when somebody syncs them.
     fn make_room(&mut self, tail: u64, head: u64) {
-        let for_good = !(why::EXCLUDED | why::UNREADABLE);
+        let for_good = !(why::EXCLUDED | why::UNREADABLE | why::FOLDED);
         let segment = self.segment;
         let may_go = |slot: &usize| {
             let file = segment.file(*slot);
@@ -258,11 +278,53 @@ impl Files {
             if let Some(held) = self.held.get_mut(&slot)
                 && let Some(own) = &held.own
             {
-                let gone = Stat::of(own.as_raw_fd()).ok().filter(|stat| stat.links == 0);
-                held.unlinked = held.unlinked.or(gone.map(|stat| stat.size));
+                let Ok(stat) = Stat::of(own.as_raw_fd()) else { continue };
+                held.unlinked = held.unlinked.or((stat.links == 0).then_some(stat.size));
+                // Where a file is, the names say that the log has given it; no entry tells of a directory that was moved.
+                if held.is_directory {
+                    self.moved.insert(slot);
+                }
             }
         }
         Ok(())
+    }
+
+    /// Has the log know where directories are that were moved, and those below, when nothing of them is due any more: who recovers looks for them there. Gives the index up to which
+    /// entries are to be drained before some of them can be.
+    pub(super) fn follow_moved(&mut self, tail: u64) -> Option<u64> {
+        let (mut todo, mut seen, mut wait) = (std::mem::take(&mut self.moved), BTreeSet::new(), None);
+        while let Some(slot) = todo.pop_first() {
+            let moved = self.held.get(&slot).filter(|_| seen.insert(slot)).and_then(Held::moved);
+            let Some((before, now)) = moved else { continue };
+            if !self.follow(slot, &now, tail) {
+                wait = wait.max(Some(self.segment.file(slot).last()));
+                self.moved.insert(slot);
+                continue;
+            }
+            let below = self.held.iter().filter(|(_, held)| held.path.starts_with(&before));
+            todo.extend(below.filter(|(_, held)| held.is_directory).map(|(other, _)| *other));
+        }
+        wait.filter(|wait| *wait > tail)
+    }
+
+    /// The same of one that is at this path by now. `false`: something of it is due, or somebody is at it.
+    fn follow(&mut self, slot: usize, now: &Path, tail: u64) -> bool {
+        let file = self.segment.file(slot);
+        if !file.lock(segment::DAEMON, 0) {
+            return false;
+        }
+        let is_drained = file.last() <= tail;
+        if is_drained
+            && let Some(held) = self.held.get_mut(&slot)
+            && let Some(id) = held.id
+        {
+            // Of a path that is too long for the log it keeps the one that it has.
+            if self.table.renew(id, now.as_os_str().as_bytes()).is_ok() {
+                held.path = now.to_owned();
+            }
+        }
+        file.unlock();
+        is_drained
     }
 
     /// Forgets what has no name and no entry any more. Gives the index up to which the others are to be drained now: those of which the log says that they have no
@@ -343,6 +405,11 @@ impl Files {
     /// From now on nothing of any file is logged, but by who is at it already.
     pub(super) fn end(&mut self) {
         self.held.keys().for_each(|slot| self.segment.file(*slot).refuse(why::ENDED));
+        self.hush();
+    }
+
+    /// The same was said in another way, of all files.
+    pub(super) fn hush(&mut self) {
         self.ending = self.held.keys().copied().collect();
     }
 

@@ -12,12 +12,14 @@ mod copying;
 mod dirty;
 mod files;
 mod imaging;
+mod records;
 mod rules;
+mod seats;
 mod watch;
 mod work;
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -26,6 +28,7 @@ use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use remanence_cache::cleaner::{self, Action, Cleaner, Feed};
 use remanence_cache::entry::Owner;
@@ -44,10 +47,12 @@ use copying::Copying;
 pub use dirty::recovered;
 use files::Files;
 pub use rules::{Paths, Rule};
+use seats::{Numbers, Places};
 use watch::LogWatch;
 use work::{Done, Failed, Job, OwnLog, Worker};
 
 use crate::copies::Copies;
+use crate::memory;
 use crate::segment::{self, CLIENTS, Count, DAEMON, FILES, Segment, why};
 use crate::sys;
 use crate::wire::{self, Answer, Kind, Question};
@@ -75,6 +80,10 @@ pub struct Options {
     pub paths: Paths,
     /// Who has a copy of the log, for which syncs wait.
     pub copies: Option<Copies>,
+    /// Each change is to be durable when it returns, and not only when the program syncs.
+    pub strict: bool,
+    /// What has lain in the log for so long comes into its files; `None`: as long as there is room.
+    pub drain_after: Option<Duration>,
 }
 
 /// Why a daemon does not run, or has not ended well.
@@ -119,9 +128,9 @@ pub fn of_another_size(log: &Path, has: u64, wants: u64) -> String {
 /// Where the segment of a log's daemon is: in memory, and gone with the kernel, as it has nothing that a recovery needs.
 ///
 /// # Errors
-/// The log's file cannot be looked at.
+/// The log's file cannot be looked at, or there is no such memory.
 pub fn segment_of(log: &File) -> io::Result<PathBuf> {
-    log.metadata().map(|found| segment::path_of(&found))
+    Ok(memory::own()?.join(segment::name_of(&log.metadata()?)))
 }
 
 /// Serves until `stop` can be read or somebody asks it to end. A log that was not closed is recovered first, where that needs nobody's decision. `ready` is called
@@ -137,11 +146,14 @@ pub fn serve(
     let (mut daemon, listener, recovered) = Daemon::open(options)?;
     ready(recovered.as_deref());
     let ended = daemon.run(stop, &listener);
+    drop(listener);
     // Nobody finds it any more; and whoever has the segment is told by it. Where another daemon has a log in the place of ours the socket is its.
     let socket = socket_of(&daemon.path);
     if identity_of(&socket).is_ok_and(|there| there == daemon.socket) {
         let _ = fs::remove_file(socket);
     }
+    // Programs that go on look for the next one from now on.
+    daemon.segment.retire();
     if daemon.lost.is_some() {
         // Nobody comes to look for it: another log has another one.
         let _ = fs::remove_file(&daemon.segment_path);
@@ -188,6 +200,7 @@ pub fn retire(log: &File) -> Result<(), DaemonError> {
             })
         };
         segment.fail();
+        segment.retire();
         (0..FILES).for_each(|slot| segment.file(slot).refuse(why::ENDED));
         for slot in 0..FILES {
             let file = segment.file(slot);
@@ -258,15 +271,21 @@ struct Daemon {
     cleaner: Cleaner,
     files: Files,
     joined: BTreeMap<u32, Joined>,
-    next_owner: u32,
+    numbers: Numbers,
+    places: Places,
     /// Who has connected, and asked nothing yet.
     asking: Vec<OwnedFd>,
     /// Who waits until all below an index is in its file.
     draining: Vec<(OwnedFd, u64)>,
+    /// Who waits until nothing is logged any more, before all that was is drained.
+    freezing: Vec<OwnedFd>,
     /// It is to end; who asked for that waits.
     ending: Option<Vec<OwnedFd>>,
     /// Until when those who are at a file may take to end.
     patience: u64,
+    /// How long something may lie in the log, and until when that which does, below an index.
+    drain_after: Option<Duration>,
+    due: Option<(u64, u64)>,
     /// Somebody is at something that is waited for.
     waits: bool,
     /// Why nothing is synced any more.
@@ -348,8 +367,13 @@ impl Daemon {
         let cleaning = cleaner::Options { batch, low: usual.low.max(batch) };
         let cleaner = Cleaner::new(cleaning, log.tail());
         let table = FileTable::empty(region.clone(), *log.layout());
+        // A sync of the log that comes behind an entry comes behind the slots that it names.
+        let table = if promise == Promise::AtSync { table.durable_with_entries() } else { table };
         if options.copies.as_ref().is_some_and(|copies| copies.images) {
             segment.keep_images();
+        }
+        if options.strict {
+            segment.be_strict();
         }
         let files = Files::new(segment, table, options.paths.clone(), path.clone());
         let files = files.map_err(system("inotify"))?;
@@ -386,11 +410,15 @@ impl Daemon {
             cleaner,
             files,
             joined: BTreeMap::new(),
-            next_owner: 1,
+            numbers: Numbers::new(),
+            places: Places::default(),
             asking: Vec::new(),
             draining: Vec::new(),
+            freezing: Vec::new(),
             ending: None,
             patience: 0,
+            drain_after: options.drain_after,
+            due: None,
             waits: false,
             failed: None,
             lost: None,
@@ -401,12 +429,14 @@ impl Daemon {
 
     fn run(&mut self, stop: BorrowedFd<'_>, listener: &OwnedFd) -> Result<(), DaemonError> {
         loop {
+            let due = self.look_for_old();
             self.pump();
             if self.has_ended()? {
                 return Ok(());
             }
-            let wanted = !self.draining.is_empty() || self.ending.is_some();
-            let timeout = (self.waits && wanted && self.failed.is_none()).then_some(AGAIN);
+            let wanted = !self.draining.is_empty() || !self.freezing.is_empty() || self.ending.is_some();
+            let again = (self.waits && wanted && self.failed.is_none()).then_some(AGAIN);
+            let timeout = again.or_else(|| due.and_then(|due| Timespec::try_from(due).ok()));
             let mut fds: Vec<PollFd<'_>> = Vec::new();
             let mut watch = |fd| fds.push(PollFd::from_borrowed_fd(fd, PollFlags::IN));
             // Once it ends, it needs no telling.
@@ -427,6 +457,26 @@ impl Daemon {
             self.segment.heard();
             self.happened(&ready, listener)?;
         }
+    }
+
+    /// Has what has lain in the log for long enough drained. In how long there is something to be looked for again, if there is anything in the log; if not, whoever changes something next says so.
+    fn look_for_old(&mut self) -> Option<Duration> {
+        let after = self.drain_after.filter(|_| self.failed.is_none())?;
+        let now = sys::monotonic();
+        if let Some((_, upto)) = self.due.take_if(|(until, _)| now >= *until) {
+            self.cleaner.drain_to(upto);
+        }
+        if self.due.is_none() {
+            self.segment.listen(true);
+            // Who has changed something before that may not have seen it.
+            let (tail, head) = (self.cleaner.tail(), self.log.head());
+            if tail == head {
+                return None;
+            }
+            self.segment.listen(false);
+            self.due = Some((now + u64::try_from(after.as_nanos()).unwrap_or(u64::MAX / 2), head));
+        }
+        self.due.map(|(until, _)| Duration::from_nanos(until.saturating_sub(now)))
     }
 
     /// Does what has to be done for each descriptor that can be read, in the order in which they were watched.
@@ -487,7 +537,7 @@ impl Daemon {
         while let Ok(connection) = rustix::net::accept_with(listener, flags) {
             let peer = rustix::net::sockopt::socket_peercred(&connection);
             let own = peer.is_ok_and(|peer| peer.uid == rustix::process::geteuid());
-            if own && self.asking.len() + self.draining.len() < ASKING {
+            if own && self.asking.len() + self.draining.len() + self.freezing.len() < ASKING {
                 self.asking.push(connection);
             }
         }
@@ -540,7 +590,12 @@ impl Daemon {
                 return answered(&connection, &bytes, &[]);
             }
             Kind::Stop => return self.end(Some(connection)),
-            Kind::Hello | Kind::Register | Kind::Kick | Kind::Drain => refused(libc::ESTALE),
+            Kind::Freeze if self.ending.is_none() => return self.freeze(connection),
+            Kind::Thaw => {
+                self.segment.freeze(false);
+                nothing
+            }
+            Kind::Hello | Kind::Register | Kind::Kick | Kind::Drain | Kind::Freeze => refused(libc::ESTALE),
         };
         answered(&connection, &answer.emit(), &[]);
     }
@@ -553,10 +608,9 @@ impl Daemon {
         let before = |(owner, joined): (&u32, &Joined)| (joined.process == process).then_some(*owner);
         let before: Vec<u32> = self.joined.iter().filter_map(before).collect();
         before.into_iter().for_each(|owner| self.died(owner));
-        let free = (0..CLIENTS).find(|slot| self.joined.values().all(|joined| joined.slot != *slot));
-        let (Some(slot), None, 1..DAEMON) = (free, &self.ending, self.next_owner) else {
+        if self.ending.is_some() || self.joined.len() >= CLIENTS {
             return refuse(libc::EAGAIN);
-        };
+        }
         let Ok(lives) = pidfd_open(peer.pid, PidfdFlags::empty()) else { return refuse(libc::ESRCH) };
         // While the connection stands, the process is still the one that has connected.
         let mut hung = [PollFd::new(connection, PollFlags::empty())];
@@ -565,8 +619,15 @@ impl Daemon {
         {
             return;
         }
-        let owner = self.next_owner;
-        self.next_owner += 1;
+        let (joined, log) = (&self.joined, &self.log);
+        let in_use = || {
+            let owners = log.owners().into_iter().map(Owner::number);
+            owners.chain(joined.keys().copied()).collect::<BTreeSet<u32>>()
+        };
+        let Some(owner) = self.numbers.take(in_use) else { return refuse(libc::EAGAIN) };
+        let Some(slot) = self.places.take() else { return refuse(libc::EAGAIN) };
+        // Before anything of it can be seen there.
+        self.segment.places(self.places.used());
         let client = self.segment.client(slot);
         client.process().store(process.unsigned_abs().into(), Ordering::SeqCst);
         client.unlogged().store(0, Ordering::SeqCst);
@@ -592,9 +653,36 @@ impl Daemon {
         client.unlogged().store(0, Ordering::SeqCst);
         client.owner().store(0, Ordering::SeqCst);
         client.process().store(0, Ordering::SeqCst);
+        self.places.give_back(joined.slot);
         // What it was at may lack its entry: then nothing else is left for a recovery to build on.
         if broken || self.joined.is_empty() {
             self.cleaner.drain_to(self.log.head());
+        }
+    }
+
+    /// Has nothing logged any more, until it is thawed; and what was is drained.
+    fn freeze(&mut self, asks: OwnedFd) {
+        self.segment.freeze(true);
+        self.files.hush();
+        self.patience = sys::monotonic() + segment::LOCK_MS * 1_000_000;
+        self.freezing.push(asks);
+    }
+
+    /// Whether those were done who were at a file when that was said; who takes longer than anybody may is not waited for, and nothing is frozen then.
+    fn pump_freezing(&mut self) {
+        if self.freezing.is_empty() {
+            return;
+        }
+        if self.files.is_still() {
+            let head = self.log.head();
+            self.cleaner.drain_to(head);
+            self.draining.extend(self.freezing.drain(..).map(|asks| (asks, head)));
+        } else if sys::monotonic() > self.patience {
+            self.segment.freeze(false);
+            let answer = Answer { error: libc::EBUSY, ..Answer::default() }.emit();
+            self.freezing.drain(..).for_each(|asks| answered(&asks, &answer, &[]));
+        } else {
+            self.waits = true;
         }
     }
 
@@ -643,6 +731,7 @@ impl Daemon {
     /// Has the cleaner go on as far as it can now.
     fn pump(&mut self) {
         self.waits = false;
+        self.pump_freezing();
         if self.ending.is_some() {
             // A sync that was under way may have left a mark.
             self.cleaner.drain_to(self.log.head());
@@ -699,6 +788,9 @@ impl Daemon {
             }
         }
         let (tail, head) = (self.cleaner.tail(), self.log.head());
+        if let Some(upto) = self.files.follow_moved(tail) {
+            self.cleaner.drain_to(upto);
+        }
         if let Some(upto) = self.files.forget_unlinked(tail, head) {
             // It is looked at again when that is done.
             self.cleaner.drain_to(upto);
@@ -781,6 +873,7 @@ impl Daemon {
         let state = match (&self.failed, &self.ending) {
             (Some(_), _) => "failed",
             (None, Some(_)) => "ending",
+            (None, None) if self.segment.is_frozen() => "frozen",
             (None, None) => "serving",
         };
         let failed = self.failed.as_deref().map_or("null".into(), quoted);
@@ -824,10 +917,11 @@ impl Daemon {
             );
         }
         format!(
-            "{{\"log\":{},\"state\":\"{state}\",\"failed\":{failed},\"medium\":{},\"entries\":{},\"used\":{},\"tail\":{},\"programs\":{},\"copies\":{copies},\
+            "{{\"log\":{},\"state\":\"{state}\",\"failed\":{failed},\"medium\":{},\"strict\":{},\"entries\":{},\"used\":{},\"tail\":{},\"programs\":{},\"copies\":{copies},\
              \"changes\":{},\"bytes\":{},\"syncs_absorbed\":{},\"syncs_kernel\":{},\"waits\":{},\"refused\":{},\"include\":{},\"exclude\":{},\"files\":[{files}]}}",
             quoted(&self.path.to_string_lossy()),
             quoted(self.region.domain().domain().name()),
+            self.segment.is_strict(),
             self.log.layout().geometry.entries,
             self.log.used(),
             self.cleaner.tail(),

@@ -100,6 +100,9 @@ impl Face {
         if last != logged && self.segment.is_to_kick(self.log.used()) {
             self.kick();
         }
+        if last != logged && self.segment.is_strict() {
+            self.persist(&me, last);
+        }
         Verdict::Return(value)
     }
 
@@ -118,6 +121,7 @@ impl Face {
         };
         file.set_changed(after.changed);
         if !absorbed {
+            file.owe();
             return value;
         }
         let complete = match value {

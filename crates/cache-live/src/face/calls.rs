@@ -27,7 +27,8 @@ use remanence_cache::op::Op;
 use remanence_cache::table::FileId;
 use remanence_intercept::{Syscall, Verdict};
 
-use super::{COPY_MS, Face, Me, face, names, own, plain};
+use super::again::enter;
+use super::{COPY_MS, Face, Me, names, own, plain};
 use crate::segment::{File, Taken, why};
 use crate::sys::{self, Stat};
 
@@ -143,7 +144,7 @@ pub fn wants(call: &Syscall) -> bool {
 /// What [`Hook::handle`](remanence_intercept::Hook::handle) is for the cache.
 #[must_use]
 pub fn handle(call: &Syscall) -> Verdict {
-    let Some(face) = face() else { return Verdict::Pass };
+    let Some(face) = enter() else { return Verdict::Pass };
     let fd = |n: usize| call.arguments[n] as i32;
     match number(call) {
         libc::SYS_write
@@ -212,7 +213,7 @@ pub fn handle(call: &Syscall) -> Verdict {
 /// A descriptor's file is about to be changed by somebody of whom nobody sees when he has done it: its next syncs are the kernel's, and nobody begins to absorb while
 /// this process lives.
 pub fn unseen(fd: i32) {
-    if let Some(face) = face() {
+    if let Some(face) = enter() {
         face.taint();
         face.marked(fd);
     }
@@ -220,7 +221,7 @@ pub fn unseen(fd: i32) {
 
 /// The same of files that nobody can tell: nothing is left in the log that a recovery would carry out over what is changed there.
 pub fn unseen_any() {
-    if let Some(face) = face() {
+    if let Some(face) = enter() {
         face.taint();
         face.drain_known(face.log.head());
     }
@@ -228,7 +229,7 @@ pub fn unseen_any() {
 
 /// Waits until whoever is in the middle of a change now has ended it; for so many milliseconds at most.
 pub fn wait_changes(milliseconds: u64) {
-    if let Some(face) = face() {
+    if let Some(face) = enter() {
         face.segment.wait_changes(milliseconds);
     }
 }
@@ -483,8 +484,12 @@ impl Face {
         if synced == 0 {
             // Entries from before the change that the log lacks must not be replayed over it.
             let settled = self.settle(me, file, fd);
-            let changed = Stat::of(fd).map_or(0, |stat| stat.changed);
-            file.synced(before, quiet && settled, changed);
+            let after = Stat::of(fd).ok();
+            if after.is_some_and(|after| after.is_directory()) && sys::folds_names(fd) {
+                // Since it was taken in: two names of the log can be one there.
+                file.refuse(why::FOLDED);
+            }
+            file.synced(before, quiet && settled, after.map_or(0, |after| after.changed));
             file.count_kernel(asked);
             if !settled && self.segment.is_copied() {
                 return -i64::from(libc::EIO);

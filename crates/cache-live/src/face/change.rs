@@ -13,7 +13,7 @@ use remanence_cache::table::FileId;
 use remanence_intercept::{Syscall, Verdict};
 
 use super::{COPY_MS, Face, Me, filled, plain, uninit};
-use crate::segment::{Count, File, Taken};
+use crate::segment::{Count, File, Taken, why};
 use crate::sys::{self, Stat};
 
 /// Bytes of the longest entry that a write becomes; a longer one becomes several.
@@ -176,12 +176,36 @@ impl Face {
         {
             return verdict;
         }
-        self.unlogged(&me, || {
+        let mut is_forwarded = false;
+        let verdict = self.unlogged(&me, || {
             // Looked for again: whoever takes it into the table from now on waits for us.
             let known = self.segment.find(&stat.key);
             let verdict = known.and_then(|file| self.change_known(&me, call, &change, &file, &stat, fd));
-            verdict.unwrap_or_else(|| Verdict::Return(sys::forward(call)))
-        })
+            verdict.unwrap_or_else(|| {
+                is_forwarded = true;
+                Verdict::Return(sys::forward(call))
+            })
+        });
+        if is_forwarded { self.strictly(&stat, fd, verdict) } else { verdict }
+    }
+
+    /// Makes a change durable that is in no log, where each has to be; but of what has no name, or is excluded, nothing is promised.
+    fn strictly(&self, stat: &Stat, fd: i32, done: Verdict) -> Verdict {
+        let Verdict::Return(value @ 0..) = done else { return done };
+        let is_excluded = || self.segment.find(&stat.key).is_some_and(|file| file.why() & why::EXCLUDED != 0);
+        if !self.segment.is_strict() || stat.links == 0 || is_excluded() || !sys::is_on_disk(fd) {
+            return done;
+        }
+        Verdict::Return(self.synced(fd, value))
+    }
+
+    /// Syncs a file behind a change: gives what that gave, or why it is not durable.
+    fn synced(&self, fd: i32, value: i64) -> i64 {
+        let synced = match self.sync(fd) {
+            Verdict::Return(synced) => synced,
+            Verdict::Pass => sys::fsync(fd),
+        };
+        if synced < 0 { synced } else { value }
     }
 
     /// Changes a file that has a slot. `None`: it is another's by now, or says that nothing is logged for good.
@@ -202,13 +226,17 @@ impl Face {
         }
         match file.take(&stat.key, me.owner.number()) {
             Taken::Held => {}
-            Taken::Busy => return Some(self.marking(call, stat)),
+            Taken::Busy => return Some(self.strictly(stat, fd, self.marking(call, stat))),
             Taken::Gone => return None,
         }
         let logged = file.last();
         let (value, owes) = self.change_held(me, call, change, file, stat, fd);
         let (last, absorbed) = (file.last(), file.is_absorbed());
-        let owes = if value > 0 { owes } else { Owes::Nothing };
+        let owes = match value {
+            0.. if owes == Owes::Nothing && self.segment.is_strict() => Owes::Sync,
+            1.. => owes,
+            _ => Owes::Nothing,
+        };
         if !absorbed && owes == Owes::Log {
             self.settle(me, file, fd);
         }
@@ -217,12 +245,10 @@ impl Face {
             self.kick();
         }
         if owes == Owes::Sync && !(absorbed && self.persist(me, last)) {
-            file.mark();
-            let synced = match self.sync(fd) {
-                Verdict::Return(synced) => synced,
-                Verdict::Pass => sys::fsync(fd),
-            };
-            return Some(Verdict::Return(if synced < 0 { synced } else { value }));
+            if absorbed {
+                file.mark();
+            }
+            return Some(Verdict::Return(self.synced(fd, value)));
         }
         if absorbed && owes == Owes::Log && !self.persist(me, last) && self.segment.is_copied() {
             return Some(Verdict::Return(-i64::from(libc::EIO)));
@@ -270,6 +296,8 @@ impl Face {
                 self.settle(me, file, fd);
             }
             let value = sys::forward(call);
+            // Also where nothing was due to it before, as nothing is logged now at all.
+            file.owe();
             if let Ok(after) = Stat::of(fd) {
                 file.set_changed(after.changed);
             }

@@ -14,6 +14,7 @@
 //! | file | what it is |
 //! |---|---|
 //! | `mod.rs` | joining, and what is asked of the daemon |
+//! | `again.rs` | joining the daemon that comes next |
 //! | `calls.rs` | which call does what |
 //! | `change.rs` | a change of a file: the kernel first, then the log |
 //! | `attributes.rs` | a change of permissions, owners or times |
@@ -21,6 +22,7 @@
 //! | `plain.rs` | descriptors that lead to no regular file |
 #![expect(unsafe_code, reason = "one mapping that is made here becomes the log's")]
 
+mod again;
 mod attributes;
 mod calls;
 mod change;
@@ -28,6 +30,7 @@ mod names;
 mod plain;
 
 use std::ffi::OsStr;
+use std::fmt;
 use std::fs;
 use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd as _;
@@ -46,6 +49,7 @@ use remanence_pmem::{PersistenceDomain, Region};
 pub use calls::{NUMBERS, handle, unseen, unseen_any, wait_changes, wants};
 
 use crate::medium::LogMedium;
+use crate::memory;
 use crate::segment::{self, Client, File, Segment, SegmentWords, TURN_MS};
 use crate::sys::{self, Address, Errno, Socket};
 use crate::wire::{self, Answer, Kind, Question};
@@ -69,6 +73,8 @@ pub(crate) struct Face {
     lap: u64,
     /// On a page that is zeros in a forked child.
     own: &'static [AtomicU64],
+    /// That of the daemon before.
+    before: Option<&'static Self>,
 }
 
 static FACE: AtomicPtr<Face> = AtomicPtr::new(std::ptr::null_mut());
@@ -83,6 +89,12 @@ mod own {
     pub(super) const PROCESS: usize = 2;
     /// How many changes of names it has logged since it has synced anything.
     pub(super) const CHANGED: usize = 3;
+    /// How many calls are under way.
+    pub(super) const CALLS: usize = 4;
+    /// Whether it counts as a change under way, for those that have begun with the face before.
+    pub(super) const HELD: usize = 5;
+    /// When the next daemon is looked for again.
+    pub(super) const LOOKED: usize = 6;
 
     pub(super) const NOBODY: u64 = 0;
     pub(super) const JOINING: u64 = 1;
@@ -97,36 +109,68 @@ pub(crate) struct Me {
     client: Client,
 }
 
+/// Why somebody has not joined. Nothing is formatted before it is said: inside a hook nobody asks.
+#[derive(Debug)]
+enum Refusal {
+    Failed(&'static str, Errno),
+    Said(&'static str),
+    /// The log takes so many bytes of address space, and the program may have so many.
+    Narrow(u64, u64),
+    Region(remanence_pmem::Error),
+    Log(remanence_cache::format::OpenError),
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Failed(what, errno) => write!(f, "{what}: {}", std::io::Error::from_raw_os_error(*errno)),
+            Self::Said(what) => f.write_str(what),
+            Self::Narrow(takes, limit) => write!(
+                f,
+                "the log takes {takes} bytes of address space, and this program may have {limit} (ulimit -v): allow it more, or make a smaller log"
+            ),
+            Self::Region(why) => why.fmt(f),
+            Self::Log(why) => why.fmt(f),
+        }
+    }
+}
+
 /// Joins the cache whose daemon has a socket there. From then on [`handle`] has something to do.
 ///
 /// # Errors
 /// One sentence: there is no daemon, or it is another release's, or there is no memory.
 pub fn join(socket: &[u8]) -> Result<(), String> {
-    let failed = |what: &str, errno: Errno| format!("{what}: {}", std::io::Error::from_raw_os_error(errno));
     let address = Address::new(socket).ok_or("the path of the cache's socket is too long")?;
-    let beside = segment_beside(socket);
+    let face = begin(address, segment_beside(socket)).map_err(|why| why.to_string())?;
+    FACE.store(Box::leak(Box::new(face)), Ordering::SeqCst);
+    Ok(())
+}
+
+/// What a daemon has for this process. `beside` is its segment, for who has it.
+fn begin(address: Address, beside: Option<Segment>) -> Result<Face, Refusal> {
+    let asked = ask_first(&address, beside);
     let (answer, fds) =
-        ask_first(&address, beside).map_err(|errno| failed("the cache's daemon does not answer", errno))?;
+        asked.map_err(|errno| Refusal::Failed("the cache's daemon does not answer", errno))?;
     let mapped = map(&answer, fds, beside);
     fds.into_iter().filter(|fd| *fd >= 0).for_each(sys::close);
     if answer.error != 0 {
-        return Err(failed("the cache's daemon refuses", answer.error));
+        return Err(Refusal::Failed("the cache's daemon refuses", answer.error));
     }
     let (segment, log) = mapped?;
-    let own = sys::wiped_page().map_err(|errno| failed("a page of memory", errno))?;
+    let own = sys::wiped_page().map_err(|errno| Refusal::Failed("a page of memory", errno))?;
     let lap = log.layout().geometry.entries;
-    let face = Face { address, segment, log, lap, own };
+    let face = Face { address, segment, log, lap, own, before: None };
     face.become_somebody(&answer);
-    FACE.store(Box::leak(Box::new(face)), Ordering::Release);
-    Ok(())
+    Ok(face)
 }
 
 /// The segment of the daemon whose socket is there, for who has it not from the daemon yet: by this it is known whether that is silent.
 fn segment_beside(socket: &[u8]) -> Option<Segment> {
     let log = fs::metadata(Path::new(OsStr::from_bytes(socket.strip_suffix(b".sock")?))).ok()?;
+    let path = memory::of(log.uid())?.join(segment::name_of(&log));
     let mut options = fs::File::options();
     let options = options.read(true).write(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
-    let file = options.open(segment::path_of(&log)).ok()?;
+    let file = options.open(path).ok()?;
     let found =
         file.metadata().ok().filter(|found| found.uid() == log.uid() && found.len() == segment::LEN)?;
     let words = found.is_file().then(|| sys::map_words(file.as_raw_fd(), segment::WORDS))?.ok()?;
@@ -153,33 +197,31 @@ fn map(
     answer: &Answer,
     [segment, log]: [i32; 2],
     beside: Option<Segment>,
-) -> Result<(Segment, Log<LogMedium, SegmentWords>), String> {
+) -> Result<(Segment, Log<LogMedium, SegmentWords>), Refusal> {
     let [_, segment_len, log_len, domain, ..] = answer.values;
     let domain = PersistenceDomain::ALL
         .into_iter()
         .find(|known| *known as u64 == domain)
         .filter(|_| segment >= 0 && log >= 0 && segment_len == segment::LEN)
-        .ok_or("the cache's daemon is of another release")?;
-    let failed = |errno| format!("mapping the cache: {}", std::io::Error::from_raw_os_error(errno));
+        .ok_or(Refusal::Said("the cache's daemon is of another release"))?;
+    let failed = |errno| Refusal::Failed("mapping the cache", errno);
     let is_it = |segment: &Segment| segment.is_ours() && segment.name() == answer.values[0];
     let segment = match beside.filter(is_it) {
         Some(segment) => segment,
         None => Segment::of(sys::map_words(segment, segment::WORDS).map_err(failed)?)
             .filter(is_it)
-            .ok_or("the cache's segment is of another release")?,
+            .ok_or(Refusal::Said("the cache's segment is of another release"))?,
     };
     // At least a half is the program's: it would fail for want of memory otherwise, and be none the wiser.
     if let Some(limit) = sys::address_limit().filter(|limit| log_len > limit / 2) {
-        return Err(format!(
-            "the log takes {log_len} bytes of address space, and this program may have {limit} (ulimit -v): allow it more, or make a smaller log"
-        ));
+        return Err(Refusal::Narrow(log_len, limit));
     }
     let at = sys::map(log, log_len).map_err(failed)?;
-    let base = NonNull::new(at as *mut u8).ok_or("the log is mapped nowhere")?;
+    let base = NonNull::new(at as *mut u8).ok_or(Refusal::Said("the log is mapped nowhere"))?;
     // SAFETY: just mapped, as long as this, and never unmapped; no reference is ever made into it.
     let region = unsafe { Region::from_raw(base, log_len, Some(LogMedium::declared(domain))) };
-    let medium = LogMedium::new(region.map_err(|e| e.to_string())?, domain, segment);
-    let log = Log::attach(medium, segment.log()).map_err(|e| e.to_string())?;
+    let medium = LogMedium::new(region.map_err(Refusal::Region)?, domain, segment);
+    let log = Log::attach(medium, segment.log()).map_err(Refusal::Log)?;
     Ok((segment, log))
 }
 
@@ -204,7 +246,7 @@ fn ask(
 /// What [`join`] has made.
 fn face() -> Option<&'static Face> {
     // SAFETY: it is null, or a box that was leaked.
-    unsafe { FACE.load(Ordering::Acquire).as_ref() }
+    unsafe { FACE.load(Ordering::SeqCst).as_ref() }
 }
 
 impl Face {

@@ -327,6 +327,10 @@ impl Face {
         if logged && self.segment.is_to_kick(self.log.used()) {
             self.kick();
         }
+        if logged && self.segment.is_strict() {
+            // If not, the log has failed for all.
+            self.persist(me, slots.iter().map(|(slot, _)| slot.last()).max().unwrap_or(0));
+        }
         match (*change, value?) {
             // The descriptor of the directory may have been the last one that there was.
             (Change::Open { .. } | Change::Opened { .. }, value) if value == -i64::from(libc::EMFILE) => None,

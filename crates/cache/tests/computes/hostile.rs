@@ -187,6 +187,12 @@ fn a_number_of_a_file_is_used_again_when_no_entry_names_it() {
     // The inode is used again by another file.
     let reused = Identity { born: 10, ..identity(2) };
     assert_eq!(table.register(&reused, 30).unwrap(), second);
+    // Where it is by now.
+    table.renew(second, b"/moved").unwrap();
+    let moved = Identity { path: b"/moved".to_vec(), ..reused };
+    assert_eq!(Identity::read(&image, &layout, second).as_ref(), Some(&moved));
+    assert!(table.renew(second, &[b'x'; 65]).is_err());
+    assert_eq!(Identity::read(&image, &layout, second), Some(moved), "what it says is whole");
     let long = Identity { path: vec![b'x'; 65], ..identity(5) };
     assert!(table.register(&long, 99).unwrap_err().to_string().contains("longer than the 64 bytes"));
 }

@@ -1,12 +1,13 @@
 //! The log while it is open, one rule after the other.
 
 use std::cell::Cell;
+use std::collections::BTreeSet;
 
 use remanence_cache::entry::{Mtime, Owner};
 use remanence_cache::format::{Lost, OpenError, Promise};
 use remanence_cache::log::{AppendError, Log, Look};
 use remanence_cache::op::Op;
-use remanence_cache::recovery::{Judged, Outcome, Policy, Recovery, Scan, scan};
+use remanence_cache::recovery::{GRACE, Judged, Outcome, Policy, Recovery, Scan, scan};
 use remanence_cache::table::{FileId, FileTable, Identity};
 use remanence_cache::words::{LocalWords, MappedWords, WORDS_LEN, Word, Words};
 use remanence_pmem::crash_image::{CrashImage, EveryWay, Explorer, Failure, Lazy};
@@ -353,6 +354,70 @@ fn a_slot_of_the_table_is_durable_before_an_entry_names_it() {
         },
     );
     assert!(there > 1, "some crashes came behind the entry");
+}
+
+/// Where nobody waits for it, it is with the entry; and whatever a crash leaves before, no entry is about the file that had the slot.
+#[test]
+fn a_slot_that_nobody_waits_for_is_durable_with_the_entry_that_names_it() {
+    let image = made(8, Promise::AtSync, PersistenceDomain::PageCache);
+    let words = LocalWords::default();
+    let layout = *Log::start(&image, &words, Promise::AtSync).unwrap().layout();
+    let image = CrashImage::from_bytes(image.bytes(), PersistenceDomain::PageCache);
+    let mut there = [0; 2];
+    let explorer = Explorer { ways_max: 4096, samples: 2000, ..Explorer::default() };
+    explorer.run(
+        &image,
+        |image| {
+            let mut table = FileTable::attach(image, layout, 8).durable_with_entries();
+            let log = Log::attach(image, &words).unwrap();
+            let file = table.register(&identity(9), 8).unwrap();
+            let end = log.append(ME, &change(file.0, 0, 1, 9).op(), NOW).unwrap();
+            log.persist_up_to(ME, end).unwrap();
+            image.note(1);
+        },
+        |crashed, notes| {
+            let found = scan(crashed, Lost::Unsynced).unwrap();
+            assert_eq!(found.damaged, []);
+            assert!(found.items.len() >= notes.len(), "it was promised");
+            for item in &found.items {
+                assert_eq!(Identity::read(crashed, &layout, item.entry.file), Some(identity(9)));
+            }
+            if notes.is_empty() {
+                there[found.items.len()] += 1;
+            }
+        },
+    );
+    println!("before it was promised it was there in {} of {} crashes", there[1], there[0] + there[1]);
+}
+
+#[test]
+fn a_time_that_the_log_would_explain_by_now_is_somebody_elses() {
+    let image = made(8, Promise::AtSync, PersistenceDomain::PageCache);
+    let log = Log::start(&image, LocalWords::default(), Promise::AtSync).unwrap();
+    let later = |by: u64| Mtime(NOW.0 + by);
+    log.append(ME, &change(1, 0, 1, 9).op(), NOW).unwrap();
+    let is_foreign = |by| scan(&image, Lost::Unsynced).unwrap().is_foreign(FileId(1), later(by));
+    assert!(!is_foreign(GRACE) && is_foreign(GRACE + 1), "the log may have lost a write of ours");
+    log.append(ME, &change(2, 0, 1, 9).op(), later(GRACE + 10)).unwrap();
+    assert!(!is_foreign(0) && is_foreign(9), "a write of ours would be before that one");
+    assert!(!is_foreign(10), "it may have been under way");
+}
+
+#[test]
+fn whose_entries_are_in_use_is_told_also_of_those_in_progress() {
+    let image = made(8, Promise::AtSync, PersistenceDomain::PageCache);
+    let log = Log::start(&image, LocalWords::default(), Promise::AtSync).unwrap();
+    assert!(log.owners().is_empty());
+    log.append(ME, &change(1, 0, 1, 100).op(), NOW).unwrap();
+    let reserved = log.reserve(OTHER, 2).unwrap();
+    assert_eq!(log.owners(), BTreeSet::from([ME, OTHER]));
+    log.secure(&(8..10)).unwrap();
+    log.advance(10).unwrap();
+    log.free(10);
+    assert_eq!(log.owners(), BTreeSet::from([OTHER]));
+    assert!(log.abandon(reserved.first(), OTHER).unwrap());
+    log.free(reserved.end());
+    assert!(log.owners().is_empty());
 }
 
 /// Every outcome of every step, and not some of them.

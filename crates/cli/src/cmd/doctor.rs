@@ -152,7 +152,7 @@ fn program(path: &Path) -> Finding {
         }
     };
     let obstacles: Vec<String> = report.obstacles().iter().map(ToString::to_string).collect();
-    let way = report.way();
+    let way = super::run::way_of(&report);
     let seen = match way {
         Ok(way) => format!("`rem run` sees its calls {way}"),
         Err(why) => format!("`rem run` refuses it, as {why}"),

@@ -16,7 +16,7 @@ use std::sync::atomic::AtomicBool;
 
 use remanence_cache_live::daemon::socket_of;
 use remanence_cache_live::supervisor::Supervisor;
-use remanence_intercept::{InspectError, Way};
+use remanence_intercept::{InspectError, Libc, Obstacle, Report, Way};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::process::geteuid;
@@ -131,6 +131,19 @@ pub(super) fn library() -> Result<PathBuf, Fail> {
     })
 }
 
+/// How a program's calls are seen by us: our library has a C library itself, and cannot be loaded into a program that has another one.
+pub(super) fn way_of(report: &Report) -> Result<Way, Obstacle> {
+    // Nothing is looked into where this program has the same one.
+    let own = if cfg!(target_env = "musl") { Libc::Musl } else { Libc::Glibc };
+    let has_another = |library: PathBuf| {
+        let ours = remanence_intercept::inspect(library).ok();
+        ours.is_some_and(|ours| ours.libc != report.libc)
+    };
+    let way = report.way()?;
+    let is_another = way != Way::Outside && report.libc != own && library().is_ok_and(has_another);
+    Ok(if is_another { Way::Outside } else { way })
+}
+
 /// The file of a program, as the kernel and the shells look for it.
 fn find(name: &OsStr) -> Result<PathBuf, Fail> {
     let path = Path::new(name);
@@ -206,7 +219,7 @@ fn caught(program: &Path, supervise: bool) -> Result<(PathBuf, Way), Fail> {
             }
             Err(why) => return Err(Fail::new(why.to_string()).with_status(126)),
         };
-        return match report.way() {
+        return match way_of(&report) {
             Ok(way) => Ok((file, if supervise { Way::Outside } else { way })),
             Err(why) => Err(refused(&file, &why)),
         };
@@ -244,8 +257,8 @@ fn started(start: &Start, log: &Path) -> Result<Value, Fail> {
     if let Some(acks) = start.reach.acks {
         command.args(["--acks", &acks.to_string()]);
     }
-    if start.images {
-        command.arg("--images");
+    for (is_asked, option) in [(start.images, "--images"), (start.strict, "--strict")] {
+        command.args(is_asked.then_some(option));
     }
     match &start.reach.tokens {
         Tokens { token: Some(token), .. } => drop(command.env("REM_TOKEN", token)),

@@ -1,8 +1,10 @@
 //! `rem run` and `rem cache`, with a daemon that the first one has started.
 
 use std::fs::File;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
 use remanence_cache_live::daemon::segment_of;
@@ -322,9 +324,132 @@ fn what_another_user_has_put_in_the_place_of_a_log_is_not_used() {
     let said = place.said(&["cache", "status", "--log", "four"]);
     theirs.kill().expect("it runs");
     theirs.wait().expect("it ends");
-    // Else a log of ours that gets the same inode would find it.
-    let log = File::open(there("four")).expect("it is there");
-    std::fs::remove_file(segment_of(&log).expect("a file")).expect("it was killed");
+    // What it had in memory.
+    let _ = std::fs::remove_dir_all("/dev/shm/remanence-cache-65534");
     said.bad("another user's, and serves nobody else (Operation not permitted");
     assert!(!there("three.err").exists(), "it was empty");
+}
+
+#[test]
+fn a_log_is_frozen_and_thawed() {
+    let Some(place) = CacheDirectory::new("freeze") else { return };
+    place.said(&["run", "--log", "log", "--size", "8M", "--", "true"]).good();
+    let state = || {
+        let status = place.said(&["cache", "status", "log", "--json"]).json();
+        status["state"].as_str().expect("text").to_owned()
+    };
+    place.said(&["cache", "freeze", "log"]).good();
+    assert_eq!(state(), "frozen");
+    let script = "for n in 1 2 3 4; do echo $n >> f; sync f; done";
+    let said = place.said(&["run", "--log", "log", "--report", "--", "sh", "-c", script]);
+    assert!(said.stderr.contains("0 absorbed, 4 by the kernel"), "{}", said.stderr);
+    place.said(&["cache", "thaw", "log"]).good();
+    assert_eq!(state(), "serving");
+    place.said(&["cache", "stop", "log"]).good();
+    place.said(&["cache", "freeze", "log"]).bad("no daemon has the log");
+}
+
+#[test]
+fn a_status_that_is_watched_goes_on_until_somebody_ends_it() {
+    let Some(place) = CacheDirectory::new("watch") else { return };
+    place.said(&["run", "--log", "log", "--size", "8M", "--", "true"]).good();
+    for as_json in [true, false] {
+        let mut command = place.rem(&["cache", "status", "log", "--watch=1"]);
+        if as_json {
+            command.arg("--json");
+        }
+        let mut watch = command.stdout(Stdio::piped()).spawn().expect("it runs");
+        let mut lines = BufReader::new(watch.stdout.take().expect("piped")).lines();
+        for n in 0..3 {
+            let line = lines.next().expect("it goes on").expect("text");
+            if as_json {
+                let status: serde_json::Value = serde_json::from_str(&line).expect("an object a line");
+                assert_eq!(status["state"].as_str(), Some("serving"));
+            } else {
+                let begins = if n == 0 { "state" } else { "serving" };
+                assert!(line.trim_start().starts_with(begins), "{line}");
+            }
+        }
+        let process = rustix::process::Pid::from_raw(watch.id() as i32).expect("a number");
+        rustix::process::kill_process(process, rustix::process::Signal::INT).expect("it runs");
+        assert!(watch.wait().expect("it ends").success());
+    }
+}
+
+/// As a unit of systemd starts one, with `Type=notify`.
+#[test]
+fn a_daemon_tells_its_manager_that_it_is_ready_and_prometheus_how_it_stands() {
+    let Some(place) = CacheDirectory::new("unit") else { return };
+    let socket = place.0.join("notify");
+    let manager = UnixDatagram::bind(&socket).expect("room");
+    let start = ["cache", "start", "--log", "log", "--size", "8M", "--metrics", "127.0.0.1:0"];
+    let mut daemon = place.rem(&start);
+    let mut daemon = daemon.env("NOTIFY_SOCKET", &socket).stdout(Stdio::piped()).spawn().expect("it starts");
+    let mut told = [0; 64];
+    let len = manager.recv(&mut told).expect("it tells");
+    assert_eq!(&told[..len], b"READY=1");
+    let mut lines = BufReader::new(daemon.stdout.take().expect("piped")).lines();
+    let line = lines.next().expect("a line").expect("text");
+    let address = line.strip_prefix("metrics http://").and_then(|line| line.strip_suffix("/metrics"));
+    let address = address.unwrap_or_else(|| panic!("{line}")).to_owned();
+    assert_eq!(lines.next().expect("a line").expect("text"), "ready");
+    let script = "for n in 1 2 3 4; do echo $n >> f; sync f; done";
+    place.said(&["run", "--log", "log", "--", "sh", "-c", script]).good();
+    let scrape = || {
+        let mut to = std::net::TcpStream::connect(&address).expect("it listens");
+        to.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").expect("room");
+        let mut page = String::new();
+        to.read_to_string(&mut page).expect("text");
+        page
+    };
+    let page = scrape();
+    let value = |name: &str| -> u64 {
+        let line = page.lines().find(|line| line.split(' ').next() == Some(name));
+        line.and_then(|line| line.rsplit(' ').next()?.parse().ok())
+            .unwrap_or_else(|| panic!("{name}: {page}"))
+    };
+    assert_eq!(value("remanence_cache_up"), 1);
+    assert_eq!(
+        value("remanence_cache_syncs_absorbed_total") + value("remanence_cache_syncs_kernel_total"),
+        4
+    );
+    assert!(value("remanence_cache_changes_total") > 0 && value("remanence_cache_entries") > 0);
+    assert_eq!((value("remanence_cache_failed"), value("remanence_cache_frozen")), (0, 0));
+    place.said(&["cache", "stop", "log"]).good();
+    assert!(daemon.wait().expect("it ends").success());
+}
+
+/// Into a program with another C library than ours has, nothing of ours can be loaded.
+#[test]
+fn a_program_with_another_c_library_is_seen_by_a_supervisor() {
+    let Some(place) = CacheDirectory::new("musl") else { return };
+    let (source, program) = (place.0.join("writes.c"), place.0.join("writes"));
+    std::fs::write(&source, STATIC).expect("room");
+    let made = Command::new("musl-gcc").arg("-o").arg(&program).arg(&source).status();
+    if !made.is_ok_and(|status| status.success()) {
+        println!("SKIPPED: no programs with musl can be made here");
+        return;
+    }
+    let path = program.to_str().expect("text");
+    let said = place.said(&["run", "--log", "log", "--report", "--", path, "f"]);
+    assert_eq!(said.status, Some(7), "{}", said.stderr);
+    assert!(said.stderr.contains("seen by a supervisor"), "{}", said.stderr);
+    assert_eq!(std::fs::read(place.0.join("f")).expect("it is there"), b"line\n".repeat(4));
+    let counts = ["2 absorbed, 2 by the kernel", "3 absorbed, 1 by the kernel"];
+    assert!(counts.iter().any(|counts| said.stderr.contains(counts)), "{}", said.stderr);
+}
+
+#[test]
+fn the_unit_for_systemd_is_one() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let unit = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/systemd/remanence-cache@.service");
+    let text = std::fs::read_to_string(unit).expect("it is there");
+    let there = rem().get_program().to_str().expect("text").to_owned();
+    let path = dir.path().join("remanence-cache@mnt-log.service");
+    std::fs::write(&path, text.replace("/usr/local/bin/rem", &there)).expect("room");
+    let Ok(said) = Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&path).output() else {
+        return println!("SKIPPED: systemd-analyze is not installed");
+    };
+    let why = String::from_utf8_lossy(&said.stderr);
+    assert!(said.status.success() && !why.contains("remanence-cache"), "{why}");
 }

@@ -6,7 +6,7 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
 
-use remanence_cache_live::daemon::socket_of;
+use remanence_cache_live::daemon::{segment_of, socket_of};
 use tempfile::TempDir;
 
 use crate::cache::CacheDirectory;
@@ -87,9 +87,8 @@ impl Daemon {
 
     /// What a machine without power has lost: the log, its segment.
     fn forget(&self) {
-        use std::os::unix::fs::MetadataExt as _;
-        if let Ok(log) = fs::metadata(&self.log) {
-            let _ = fs::remove_file(format!("/dev/shm/remanence-cache-{:x}-{:x}", log.dev(), log.ino()));
+        if let Ok(segment) = fs::File::open(&self.log).and_then(|log| segment_of(&log)) {
+            let _ = fs::remove_file(segment);
             let _ = fs::remove_file(&self.log);
         }
         let _ = fs::remove_file(socket_of(&self.log));

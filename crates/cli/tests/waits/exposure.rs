@@ -13,7 +13,7 @@ const ELSEWHERE: &str = "192.0.2.1:0";
 const TOKEN: &str = "correct-horse-battery";
 
 /// The last words of each command, which listens at [`ELSEWHERE`]; and what guards that endpoint, if anything does.
-const DOORS: [(&[&str], Option<[&str; 2]>); 9] = [
+const DOORS: [(&[&str], Option<[&str; 2]>); 10] = [
     (&["kv", "serve", "FILE", "--listen", ELSEWHERE], Some(["--token", TOKEN])),
     (&["kv", "serve", "FILE", "--listen", "127.0.0.1:0", "--metrics", ELSEWHERE], None),
     (
@@ -32,6 +32,7 @@ const DOORS: [(&[&str], Option<[&str; 2]>); 9] = [
     ),
     (&["log", "serve", "FILE", "--listen", ELSEWHERE], Some(["--token", TOKEN])),
     (&["log", "calls", "serve", "FILE", "--listen", ELSEWHERE], Some(["--token", TOKEN])),
+    (&["cache", "start", "--log", "FILE", "--metrics", ELSEWHERE], None),
 ];
 
 /// A server, which goes with this.

@@ -40,8 +40,13 @@ fn done(command: &mut Command) -> Result<String, String> {
 impl Disk {
     /// An ext4 of so many MiB whose image is in a directory. `None`: nobody here may mount one.
     pub(crate) fn new(image: PathBuf, place: PathBuf, mib: u64) -> Option<Self> {
+        Self::with_features(image, place, mib, &[])
+    }
+
+    /// The same with some words for who makes it.
+    pub(crate) fn with_features(image: PathBuf, place: PathBuf, mib: u64, words: &[&str]) -> Option<Self> {
         let mut disk = Self { place, image, device: None };
-        match disk.make(mib) {
+        match disk.make(mib, words) {
             Ok(()) => Some(disk),
             Err(why) => {
                 println!("SKIPPED: no file system can be made and mounted here: {why}");
@@ -50,13 +55,14 @@ impl Disk {
         }
     }
 
-    fn make(&mut self, mib: u64) -> Result<(), String> {
+    fn make(&mut self, mib: u64, words: &[&str]) -> Result<(), String> {
         let said = |why: std::io::Error| why.to_string();
         fs::create_dir_all(&self.place).map_err(said)?;
         File::create(&self.image).and_then(|image| image.set_len(mib << 20)).map_err(said)?;
         // All but the files' own blocks is there from the beginning.
         let options = "lazy_itable_init=0,lazy_journal_init=0,nodiscard";
-        done(Command::new("mkfs.ext4").args(["-q", "-F", "-b", "4096", "-E", options]).arg(&self.image))?;
+        let mut make = Command::new("mkfs.ext4");
+        done(make.args(["-q", "-F", "-b", "4096", "-E", options]).args(words).arg(&self.image))?;
         self.mount()
     }
 

@@ -15,7 +15,7 @@ use remanence_cache::op::Op;
 use remanence_cache::recovery::{Judged, Policy, Recovery, scan};
 use remanence_cache::table::Identity;
 use remanence_cache_live::command;
-use remanence_cache_live::daemon::socket_of;
+use remanence_cache_live::daemon::{segment_of, socket_of};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// The variable that says where the library and the programs are, for a test that another user runs, who cannot make them.
@@ -74,6 +74,7 @@ pub(crate) struct Cache {
     pub(crate) place: PathBuf,
     log: PathBuf,
     batch: u64,
+    word: Option<&'static str>,
     daemon: Child,
 }
 
@@ -86,6 +87,14 @@ impl Cache {
     /// The same with a log in memory.
     pub(crate) fn in_memory(name: &str, batch: u64) -> Option<Self> {
         Self::with_log(name, batch, "/dev/shm")
+    }
+
+    /// The first one, whose daemon is told a word.
+    pub(crate) fn told(name: &str, batch: u64, word: &'static str) -> Option<Self> {
+        let mut cache = Self::new(name, batch)?;
+        cache.stop_and_keep();
+        cache.word = Some(word);
+        cache.start_again().map(|_| cache).map_err(|why| panic!("a daemon: {why}")).ok()
     }
 
     fn with_log(name: &str, batch: u64, medium: &str) -> Option<Self> {
@@ -114,20 +123,21 @@ impl Cache {
     }
 
     fn begin(place: PathBuf, log: PathBuf, batch: u64) -> Self {
-        let daemon = Self::spawn(&log, batch);
-        let mut cache = Self { place, log, batch, daemon };
+        let daemon = Self::spawn(&log, batch, None);
+        let mut cache = Self { place, log, batch, word: None, daemon };
         let said = cache.is_ready().expect("a daemon");
         assert_eq!(said, "", "there was no log");
         cache
     }
 
-    fn spawn(log: &Path, batch: u64) -> Child {
+    fn spawn(log: &Path, batch: u64, word: Option<&str>) -> Child {
         // With few descriptors, as many as it may have open being another question.
         Command::new("sh")
             .args(["-c", "ulimit -Sn 64; exec \"$@\"", "sh"])
             .arg(example("cached"))
             .arg(log)
             .arg(batch.to_string())
+            .args(word)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -164,8 +174,7 @@ impl Cache {
 
     /// Where the memory is that a daemon and its programs share.
     pub(crate) fn segment(&self) -> Option<PathBuf> {
-        let log = fs::metadata(&self.log).ok()?;
-        Some(format!("/dev/shm/remanence-cache-{:x}-{:x}", log.dev(), log.ino()).into())
+        File::open(&self.log).and_then(|log| segment_of(&log)).ok()
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -298,13 +307,13 @@ impl Cache {
 
     /// Starts another one, which may say that it has recovered the log, or refuse in a sentence.
     pub(crate) fn start_again(&mut self) -> Result<String, String> {
-        self.daemon = Self::spawn(&self.log(), self.batch);
+        self.daemon = Self::spawn(&self.log(), self.batch, self.word);
         self.is_ready()
     }
 
     /// Starts another one, and kills it somewhere on its way.
     pub(crate) fn start_and_kill(&mut self, behind: std::time::Duration) {
-        self.daemon = Self::spawn(&self.log(), self.batch);
+        self.daemon = Self::spawn(&self.log(), self.batch, self.word);
         std::thread::sleep(behind);
         self.kill_daemon();
     }

@@ -184,6 +184,30 @@ const fn sqlite(name: &'static str, make: &'static str) -> Program {
     }
 }
 
+/// Three processes that write to one database, of which one is asked.
+const SQLITE_SHARED: Program = Program {
+    name: "sqlite-shared",
+    load: r#"
+        for n in 1 2; do
+            while sleep 0.02; do echo "INSERT INTO u VALUES($n, randomblob(300));"; done |
+                sqlite3 -batch -cmd '.timeout 60000' -cmd 'PRAGMA synchronous=FULL' $DATA/db >load.log 2>&1 &
+        done
+        { echo '.timeout 60000'; echo 'PRAGMA synchronous=FULL;'
+            sed -u "s/.*/INSERT INTO t VALUES(&, randomblob(700)); SELECT &;/"; } |
+            stdbuf -oL sqlite3 -batch $DATA/db
+    "#,
+    synced: Synced::Shared,
+    ..sqlite(
+        "sqlite-shared",
+        "sqlite3 $DATA/db 'PRAGMA journal_mode=WAL; CREATE TABLE t(n INTEGER PRIMARY KEY, x); CREATE TABLE u(n, x)' >&2",
+    )
+};
+
+#[test]
+fn sqlite_with_many_processes() {
+    kills(SQLITE_SHARED);
+}
+
 #[test]
 fn postgres() {
     if !again_as_nobody("databases::postgres") {

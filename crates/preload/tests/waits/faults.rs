@@ -157,6 +157,33 @@ fn a_disk_that_is_full_when_the_files_are_synced() {
     is_told_and_repaired(cache, disk, syncs, || fs::remove_file(&filler).expect("it is there"));
 }
 
+/// The program is told by the write that finds no room, and not when somebody brings the log into the files.
+#[test]
+fn a_disk_that_is_full_when_it_is_written_to() {
+    let Some((mut cache, mut disk, mut syncs)) = on_a_disk("full-disk", |cache| Some(cache.path("image")))
+    else {
+        return;
+    };
+    let mut fill = cache.command("dd");
+    fill.args(["if=/dev/zero", "of=disk/filler", "bs=64k", "status=none"]);
+    let said = fill.output().expect("it runs");
+    let why = String::from_utf8_lossy(&said.stderr);
+    assert!(!said.status.success() && why.contains("No space left on device"), "{why}");
+    // What is there already has its blocks; what is not is told.
+    let before = syncs.acknowledged;
+    let errno = (0..600).find_map(|_| syncs.sync().err());
+    assert_eq!(errno, Some(libc::ENOSPC));
+    fs::remove_file(disk.place.join("filler")).expect("it is there");
+    let acknowledged = syncs.acknowledged;
+    assert!(acknowledged >= before && cache.status().contains("\"state\":\"serving\""), "{}", cache.status());
+    syncs.program.child.kill().expect("it runs");
+    syncs.program.child.wait().expect("it ends");
+    cache.drain();
+    cache.stop_and_keep();
+    disk.unmount().and_then(|()| disk.mount()).expect("it can be mounted again");
+    has_records(&disk.place.join("file"), acknowledged);
+}
+
 #[test]
 fn a_log_that_finds_no_room_is_refused_before_a_program_starts() {
     let Some(mut cache) = Cache::new("no-room", NEVER) else { return };
@@ -444,6 +471,111 @@ fn done_by_a_script(name: &str, script: &str, has: impl FnOnce(&[u8])) {
 #[test]
 fn a_file_that_is_cut_short_as_it_is_opened_does_not_grow_again() {
     done_by_a_script("opened", ": >disk/file", |file| assert_eq!(file.len(), 0));
+}
+
+/// However little it is, and without anybody who asks the daemon for anything meanwhile.
+#[test]
+fn what_has_lain_in_the_log_for_long_is_in_its_files() {
+    let Some(cache) = Cache::told("aged", NEVER, "aged") else { return };
+    let mut syncs = Syncs::start(&cache, "file");
+    for _ in 0..2 {
+        let absorbed = cache.counted("syncs_absorbed");
+        syncs.sync_well(20);
+        std::thread::sleep(std::time::Duration::from_secs(5));
+        let status = cache.status();
+        assert!(status.contains("\"used\":0,"), "{status}");
+        assert!(cache.counted("syncs_absorbed") > absorbed + 10, "{status}");
+    }
+    syncs.program.end();
+    cache.stop();
+}
+
+/// The paper's promise: nobody has to sync.
+#[test]
+fn a_write_that_has_returned_is_there_where_that_is_asked_for() {
+    let Some(mut cache) = Cache::told("strict", NEVER, "strict") else { return };
+    let Some(mut disk) = Disk::new(cache.path("image"), cache.path("disk"), 64) else { return };
+    let mut syncs = Syncs::start(&cache, "disk/file");
+    for _ in 0..40 {
+        syncs.program.say("w");
+        syncs.said().expect("a disk");
+    }
+    assert!(cache.counted("changes") >= 30, "they are logged, without a sync: {}", cache.status());
+    disk.cut_off();
+    let acknowledged = syncs.acknowledged;
+    syncs.program.child.kill().expect("it runs");
+    syncs.program.child.wait().expect("it ends");
+    cache.kill_daemon();
+    disk.unmount().and_then(|()| disk.mount()).expect("it can be mounted again");
+    cache.start_again().expect("nobody has to decide anything");
+    has_records(&disk.place.join("file"), acknowledged);
+    cache.stop_and_keep();
+}
+
+/// What was promised is in the files alone from then on, and a copy of the disk needs no log: it is lost here with the machine.
+#[test]
+fn a_log_that_is_frozen_has_nothing_that_files_lack() {
+    for thaws in [false, true] {
+        let Some((mut cache, mut disk, mut syncs)) = on_a_disk("frozen", |cache| Some(cache.path("image")))
+        else {
+            return;
+        };
+        assert!(cache.counted("used") > 0);
+        command::freeze(&cache.log()).expect("nobody is at a file for long");
+        assert!(cache.status().contains("\"state\":\"frozen\""), "{}", cache.status());
+        let absorbed = cache.counted("syncs_absorbed");
+        syncs.sync_well(20);
+        let mut shell = cache.command("sh");
+        shell.args(["-ec", "echo new >disk/new; sync disk/new disk; mv disk/new disk/newer; sync disk"]);
+        assert!(shell.status().expect("it runs").success());
+        assert_eq!((cache.counted("used"), cache.counted("syncs_absorbed")), (0, absorbed));
+        if thaws {
+            command::thaw(&cache.log()).expect("it serves");
+            syncs.sync_well(20);
+            assert!(cache.counted("syncs_absorbed") > absorbed + 10, "{}", cache.status());
+        }
+        disk.cut_off();
+        let acknowledged = syncs.acknowledged;
+        syncs.program.child.kill().expect("it runs");
+        syncs.program.child.wait().expect("it ends");
+        cache.kill_daemon();
+        disk.unmount().and_then(|()| disk.mount()).expect("it can be mounted again");
+        if thaws {
+            cache.start_again().expect("nobody has to decide anything");
+        }
+        has_records(&disk.place.join("file"), acknowledged);
+        assert_eq!(fs::read(disk.place.join("newer")).expect("it was synced"), b"new\n");
+        if thaws {
+            cache.stop_and_keep();
+        }
+    }
+}
+
+/// Whoever is in the middle of a change when that is said has ended it, and its entry is drained.
+#[test]
+fn threads_are_at_their_files_while_the_log_is_frozen() {
+    let Some(cache) = Cache::in_memory("freezing", NEVER) else { return };
+    let mut command = cache.command(example("cache_load"));
+    let mut program = Talk::with(command.args(["steps", ".", "7", "0", "3"]));
+    let mut goes_on_until = |what: &str, count: u64| {
+        let from = cache.counted(what);
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        while cache.counted(what) < from + count {
+            assert!(std::time::Instant::now() < until, "{}", cache.status());
+            (0..20).for_each(|_| drop(program.line().expect("it goes on")));
+        }
+    };
+    for _ in 0..20 {
+        goes_on_until("syncs_absorbed", 50);
+        command::freeze(&cache.log()).expect("nobody is at a file for long");
+        assert_eq!(cache.counted("used"), 0);
+        goes_on_until("syncs_kernel", 50);
+        assert_eq!(cache.counted("used"), 0, "nothing is logged");
+        command::thaw(&cache.log()).expect("it serves");
+    }
+    program.child.kill().expect("it runs");
+    program.child.wait().expect("it was");
+    cache.stop();
 }
 
 /// How many files a program has made.

@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::fs::FileExt as _;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use crate::cache::{Cache, Talk, traps};
 
@@ -97,11 +98,85 @@ fn a_program_goes_on_when_the_daemon_was_killed() {
     // Another one finds what the first has left, keeps the program from adding to it, and has nothing to replay: the page cache has it.
     let said = cache.start_again().expect("nobody has to decide anything");
     assert!(said.contains("its files have all of it"), "{said}");
-    records(&mut program, 200);
-    assert_eq!(cache.counted("used"), 0, "its syncs are the kernel's");
+    // It joins that one, and what it changes from then on is in the log that there is by now.
+    records(&mut program, 100);
+    assert!(cache.count("file", "absorbed") >= 90, "{:?}", cache.of("file"));
+    let old = cache.old(&["file"]);
+    records(&mut program, 100);
+    old.becomes_what_is_there(&cache);
     program.child.kill().expect("it can be killed");
     program.child.wait().expect("it was");
     has_records(&fs::read(cache.path("file")).expect("it is there"), 1, 419);
+    cache.stop();
+}
+
+/// As a release is replaced by the next one: nothing of it is lost, and nobody has to begin anew.
+#[test]
+fn a_daemon_is_replaced_under_programs_that_run() {
+    let Some(mut cache) = Cache::new("replaced-daemon", NEVER) else { return };
+    fs::write(cache.path("file"), []).expect("room");
+    let mut program = Talk::with(cache.command(traps()).args(["forever", "file", "1"]));
+    records(&mut program, 20);
+    for round in 1..4 {
+        cache.stop_and_keep();
+        // Nobody has the log: it goes on by itself, and looks for the next one once in a while.
+        records(&mut program, 20);
+        assert_eq!(cache.start_again().expect("it was closed"), "");
+        let until = Instant::now() + Duration::from_secs(60);
+        let mut count = 20;
+        while cache.count("file", "absorbed") < 10 {
+            assert!(Instant::now() < until, "{}", cache.status());
+            records(&mut program, 10);
+            count += 10;
+        }
+        let old = cache.old(&["file"]);
+        records(&mut program, 20);
+        old.becomes_what_is_there(&cache);
+        println!("round {round}: {count} records before it was absorbed again");
+    }
+    program.child.kill().expect("it can be killed");
+    let upto = acknowledged(&mut program);
+    program.child.wait().expect("it was");
+    has_records(&fs::read(cache.path("file")).expect("it is there"), 1, upto);
+    cache.stop();
+}
+
+/// What is in the middle of a change while that goes on is known to the next daemon: nobody absorbs a sync before it is over.
+#[test]
+fn threads_are_at_their_files_while_the_daemon_is_replaced() {
+    let Some(mut cache) = Cache::new("replaced-at-work", NEVER) else { return };
+    let mut command = cache.command(crate::cache::example("cache_load"));
+    let mut program = Talk::with(command.args(["steps", ".", "7", "0", "3"]));
+    for round in 0..6 {
+        let until = Instant::now() + Duration::from_secs(60);
+        while cache.counted("syncs_absorbed") < 200 {
+            assert!(Instant::now() < until, "round {round}: {}", cache.status());
+            (0..50).for_each(|_| drop(program.line().expect("it goes on")));
+        }
+        cache.stop_and_keep();
+        cache.start_again().expect("it was closed");
+    }
+    program.child.kill().expect("it runs");
+    program.child.wait().expect("it was");
+    cache.stop();
+}
+
+/// More than a server has connections.
+#[test]
+fn some_hundred_processes_have_a_log_together() {
+    let Some(cache) = Cache::new("hundreds", NEVER) else { return };
+    let idle: Vec<Talk> = (0..300).map(|_| Talk::with(&mut cache.command("cat"))).collect();
+    let until = Instant::now() + Duration::from_secs(120);
+    while cache.counted("programs") < 300 {
+        assert!(Instant::now() < until, "{}", cache.status());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    fs::write(cache.path("file"), []).expect("room");
+    let mut program = Talk::with(cache.command(traps()).args(["forever", "file", "1"]));
+    records(&mut program, 20);
+    assert!(cache.count("file", "absorbed") > 10, "{:?}", cache.of("file"));
+    program.end();
+    idle.into_iter().for_each(Talk::end);
     cache.stop();
 }
 
@@ -115,7 +190,7 @@ fn programs_go_on_at_once_under_another_daemon() {
         (0..200).for_each(|_| drop(program.line().expect("it goes on")));
         cache.kill_daemon();
         cache.start_again().expect("nobody has to decide anything");
-        let begun = std::time::Instant::now();
+        let begun = Instant::now();
         // More than it can have said before.
         (0..600).for_each(|_| drop(program.line().expect("it goes on")));
         assert!(begun.elapsed().as_secs() < 8, "round {round}: {:?}", begun.elapsed());

@@ -12,6 +12,8 @@ mod loss;
 mod model;
 mod names;
 mod plain;
+mod points;
+mod power;
 mod programs;
 mod rounds;
 mod servers;

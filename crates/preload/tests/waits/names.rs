@@ -7,6 +7,9 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::time::Duration;
 
+use remanence_cache::format::{self, Lost};
+use remanence_cache::recovery::scan;
+use remanence_cache::table::{FileId, Identity};
 use remanence_effort::{replay, seeds};
 
 use crate::cache::{Cache, Talk, example};
@@ -375,4 +378,63 @@ fn who_is_killed_anywhere_leaves_names_as_before_or_as_behind_what_he_was_at() {
         is_between(&disk.place.join("data"), &steps.tree, &next);
         cache.stop_and_keep();
     }
+}
+
+/// The names of files that the log knows, and of their directories.
+fn known(cache: &Cache) -> Vec<String> {
+    let copy = cache.path("log.copy");
+    fs::copy(cache.log(), &copy).expect("room");
+    let medium = format::file_options().open(&copy).expect("a log");
+    let layout = scan(&medium, Lost::Unsynced).expect("a log").layout;
+    let all = (0..layout.geometry.files).filter_map(|file| Identity::read(&medium, &layout, FileId(file)));
+    let paths = all.map(|found| String::from_utf8(found.path).expect("text")).collect();
+    drop(medium);
+    fs::remove_file(&copy).expect("it is there");
+    paths
+}
+
+/// Who may not find files by their handles, as only root may, looks for them where the log says that they are.
+#[test]
+fn the_log_knows_where_a_directory_is_that_was_moved() {
+    let Some((cache, disk)) = on_a_disk("moved-directory") else { return };
+    let script = "cd disk/data; mkdir a a/b; for n in 1 2 3 4; do echo $n >a/b/f; sync a/b/f a/b a; done";
+    assert!(cache.command("sh").args(["-ec", script]).status().expect("it runs").success());
+    let data = disk.place.join("data");
+    let is_known = |name: &str| {
+        let path = data.join(name).display().to_string();
+        known(&cache).contains(&path)
+    };
+    assert!(is_known("a/b") && is_known("a"), "{:?}", known(&cache));
+    fs::rename(data.join("a"), data.join("moved")).expect("it is there");
+    let until = std::time::Instant::now() + Duration::from_secs(60);
+    while !(is_known("moved") && is_known("moved/b")) {
+        assert!(std::time::Instant::now() < until, "{:?}", known(&cache));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(!is_known("a/b") && !is_known("a"), "{:?}", known(&cache));
+    cache.drain();
+    drop(disk);
+    cache.stop();
+}
+
+/// Where two names are one, the log would have two, and an unlink of one would be undone by the other.
+#[test]
+fn a_directory_whose_names_are_not_told_apart_by_their_case_is_the_kernels() {
+    let Some(mut cache) = Cache::new("folded", NEVER) else { return };
+    let words = ["-O", "casefold"];
+    let disk = Disk::with_features(cache.path("image"), cache.path("disk"), 64, &words);
+    let Some(mut disk) = disk else { return };
+    let script = "cd disk; mkdir data later; chattr +F data; sync . later; sync . later; sync . later; chattr +F later
+        for d in data later; do for n in 1 2 3 4; do echo $n >$d/name; sync $d/name $d; done; rm $d/NAME; sync $d; done";
+    assert!(cache.command("sh").args(["-ec", script]).status().expect("it runs").success());
+    for name in ["disk/data", "disk/later"] {
+        let said = cache.of(name).unwrap_or_default();
+        assert!(said.contains("not told apart by their case"), "{name}: {said}");
+    }
+    disk.cut_off();
+    println!("{}", lost(&mut cache, &mut disk, 0));
+    for name in ["data/name", "later/name"] {
+        assert!(!disk.place.join(name).exists(), "{name} was taken away");
+    }
+    cache.stop_and_keep();
 }

@@ -255,7 +255,7 @@ pub(crate) fn kills(program: Program) {
     said(&mut rounds.script(make, false, "data", 1));
     rounds.idle();
     let mut from = 1;
-    for round in 0..remanence_effort::rounds(2, 60) {
+    for round in 0..remanence_effort::rounds(2, 200) {
         let more = round * 7 % (2 * program.step) + 1;
         from = rounds.round(from, round % 2 == 1, more);
     }

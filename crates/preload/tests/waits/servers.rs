@@ -1,5 +1,6 @@
 //! Servers of Go that are killed while clients are at them: three members of etcd on one log, and NATS with JetStream.
 
+use std::path::PathBuf;
 use std::process::Command;
 
 use remanence_intercept::{Way, inspect};
@@ -59,7 +60,7 @@ END
 };
 
 /// What speaks with it: a line of its protocol is a question, and a message on the inbox is the answer.
-const NATS_CLIENT: &str = r#"
+pub(crate) const NATS_CLIENT: &str = r#"
 cat >client.py <<'END'
 import json, os, socket, sys
 
@@ -151,22 +152,30 @@ fn three_members_of_etcd() {
     kills(ETCD);
 }
 
-/// Debian's is one that the loader loads, and its makers' is static. Those before 2.10 sync now and then, and so acknowledge what is not durable.
-#[test]
-fn nats_with_jetstream() {
+/// The server, if one is installed that can sync before it acknowledges: those before 2.10 cannot. Says so, if not.
+pub(crate) fn nats_that_syncs() -> Option<PathBuf> {
     let paths = std::env::var_os("PATH").unwrap_or_default();
     let places = std::env::split_paths(&paths).chain(["/usr/sbin".into()]);
     let Some(program) = places.map(|place| place.join("nats-server")).find(|program| program.is_file())
     else {
-        return println!("skipped: nats-server is not installed");
+        println!("skipped: nats-server is not installed");
+        return None;
     };
     let configuration = std::env::temp_dir().join(format!("remanence-nats-{}.conf", std::process::id()));
     std::fs::write(&configuration, "jetstream { sync_interval: always }\n").expect("room");
     let knows = Command::new(&program).arg("-t").arg("-c").arg(&configuration).output();
     std::fs::remove_file(&configuration).expect("it is there");
     if !knows.expect("it starts").status.success() {
-        return println!("skipped: {} cannot sync before it acknowledges", program.display());
+        println!("skipped: {} cannot sync before it acknowledges", program.display());
+        return None;
     }
+    Some(program)
+}
+
+/// Debian's is one that the loader loads, and its makers' is static.
+#[test]
+fn nats_with_jetstream() {
+    let Some(program) = nats_that_syncs() else { return };
     let way = inspect(program).expect("a program").way();
     let under = if way == Ok(Way::Outside) { "$SUPERVISED" } else { "" };
     println!("nats: {way:?}");

@@ -104,6 +104,16 @@ fn a_ring_is_refused() {
 }
 
 #[test]
+fn descriptors_that_were_all_closed() {
+    trap("closed", Syncs::Absorbed);
+}
+
+#[test]
+fn a_write_around_the_page_cache_that_is_refused_and_one_that_is_not() {
+    trap("direct", Syncs::Kernel);
+}
+
+#[test]
 fn a_file_that_is_mapped() {
     trap("map", Syncs::Kernel);
 }
@@ -111,6 +121,24 @@ fn a_file_that_is_mapped() {
 #[test]
 fn a_copy_in_the_kernel() {
     trap("copy", Syncs::Kernel);
+}
+
+/// It makes durable what may be newer than what the log has of it, so all of that is in its files before.
+#[test]
+fn a_sync_of_all_that_there_is() {
+    for of in [&[][..], &["--file-system", "file"]] {
+        let Some(cache) = Cache::new("all", NEVER) else { return };
+        fs::write(cache.path("file"), [7; 10_000]).expect("room");
+        let mut program = Talk::with(cache.command(traps()).args(["plain", "file"]));
+        program.until("ready");
+        program.say("\n");
+        program.until("done");
+        assert!(cache.counted("used") > 0);
+        assert!(cache.command("sync").args(of).status().expect("it runs").success());
+        assert_eq!(cache.counted("used"), 0, "{of:?}");
+        program.end();
+        cache.stop();
+    }
 }
 
 #[test]

@@ -1,19 +1,23 @@
-//! `rem cache start`, `status`, `drain`, `stop`: the daemon of a write cache, and what is asked of it.
+//! `rem cache start`, `status`, `drain`, `freeze`, `thaw`, `stop`: the daemon of a write cache, and what is asked of it.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Component, Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use remanence_cache_live::command;
 use remanence_cache_live::copies::Copies;
 use remanence_cache_live::daemon::{Options, Paths, Rule, of_another_size, serve};
+use remanence_cache_live::memory;
+use remanence_metrics::Endpoint;
 use remanence_remotelog::ConnectOptions;
 use serde_json::Value;
 
+use super::{metrics, unit};
 use crate::args::{Server, Size, Tokens};
+use crate::exposure;
 use crate::fail::{Context as _, Fail};
 use crate::serving::{print_line, when_asked};
 use crate::signals::Stop;
@@ -54,12 +58,11 @@ impl Of {
 
     /// Where it is.
     pub(in crate::cmd) fn path(&self) -> Result<PathBuf, Fail> {
-        let user = rustix::process::geteuid().as_raw();
         if self.log == Path::new("shm") {
-            return Ok(format!("/dev/shm/remanence-cache-{user}.log").into());
+            return in_memory("log");
         }
         if let Some(servers) = servers(&self.log)? {
-            return Ok(beside(user, servers.iter()));
+            return beside(servers.iter());
         }
         std::path::absolute(&self.log).context(|| format!("the log {} has no place", self.log.display()))
     }
@@ -76,19 +79,25 @@ fn servers(log: &Path) -> Result<Option<Vec<Server>>, Fail> {
         .map_err(|why| Fail::new(format!("{why}; a log's file with a comma in its name is called ./NAME")))
 }
 
+/// A log in memory, in a directory in which nobody else makes names.
+fn in_memory(name: &str) -> Result<PathBuf, Fail> {
+    let place = memory::own().context(|| "no directory can be had in /dev/shm".into())?;
+    Ok(place.join(name))
+}
+
 /// The log in memory that goes with servers, in whatever order they are named.
-fn beside(user: u32, servers: impl Iterator<Item = impl ToString>) -> PathBuf {
+fn beside(servers: impl Iterator<Item = impl ToString>) -> Result<PathBuf, Fail> {
     let mut names: Vec<String> = servers.map(|server| server.to_string()).collect();
     names.sort_unstable();
     let mut crc = crc32fast::Hasher::new();
     names.iter().for_each(|name| crc.update(name.as_bytes()));
-    format!("/dev/shm/remanence-cache-{user}-{:08x}.log", crc.finalize()).into()
+    in_memory(&format!("{:08x}.log", crc.finalize()))
 }
 
 /// The log in memory of a daemon with such copies.
 pub(super) fn copies_path(copies: &Copies) -> Result<PathBuf, Fail> {
     let all: Result<Vec<Server>, String> = copies.name.split(',').map(str::parse).collect();
-    Ok(beside(rustix::process::geteuid().as_raw(), all.map_err(Fail::new)?.iter()))
+    beside(all.map_err(Fail::new)?.iter())
 }
 
 /// How servers that have a log's copy are reached.
@@ -151,6 +160,9 @@ pub(in crate::cmd) struct Start {
     /// four times the log here and twice the files
     #[arg(long)]
     pub(in crate::cmd) images: bool,
+    /// Have each write, truncation and allocation durable when it returns, and not only when the program syncs; of a log on a disk, each waits for that
+    #[arg(long)]
+    pub(in crate::cmd) strict: bool,
     /// Cache only this path and what is below; `*` and `?` stand for bytes of a name, `**` for names, and `*.db` without a slash is in any directory
     #[arg(long, value_name = "PATTERN")]
     pub(in crate::cmd) include: Vec<PathBuf>,
@@ -193,6 +205,12 @@ impl Start {
                 "the daemon of {log} keeps no images of files: `rem cache stop --log {log}` ends it"
             )));
         }
+        if self.strict && standing["strict"] != true {
+            let log = self.of.log.display();
+            return Err(Fail::new(format!(
+                "the daemon of {log} is not a strict one: `rem cache stop --log {log}` ends it"
+            )));
+        }
         let Paths { include, exclude } = self.paths()?;
         let same = |name: &str, rules: &[Rule]| {
             let has =
@@ -202,6 +220,11 @@ impl Start {
         if same("include", &include) && same("exclude", &exclude) {
             if let Some(why) = standing["failed"].as_str() {
                 anstream::eprintln!("rem: no sync is absorbed: {why}");
+            }
+            if text_of(standing, "state") == "frozen" {
+                anstream::eprintln!(
+                    "rem: no sync is absorbed: the log is frozen (`rem cache thaw` ends that)"
+                );
             }
             return Ok(());
         }
@@ -226,34 +249,78 @@ fn rule(text: &Path) -> Result<Rule, Fail> {
     Ok(Rule::new(whole))
 }
 
+/// A daemon in the foreground.
+#[derive(clap::Args, Debug)]
+pub(in crate::cmd) struct Foreground {
+    #[command(flatten)]
+    start: Start,
+    /// Serve metrics for Prometheus at http://ADDRESS/metrics, without authentication
+    #[arg(long, value_name = "ADDRESS")]
+    metrics: Option<SocketAddr>,
+    /// Let other machines read the metrics
+    #[arg(long, requires = "metrics")]
+    insecure: bool,
+}
+
 #[derive(clap::Args, Debug)]
 pub(in crate::cmd) struct Status {
     #[command(flatten)]
     log: Named,
-    /// As JSON
+    /// As JSON; with --watch, one object a line
     #[arg(long)]
     json: bool,
+    /// Go on, with a line each so many seconds of what was counted meanwhile, until somebody ends it [default: 1]
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1", require_equals = true)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..))]
+    watch: Option<u64>,
 }
 
+/// How long a change lies in the log: a file system's own is as old when the kernel writes it.
+const LIES: Duration = Duration::from_secs(30);
 /// Bytes that an entry takes.
 const ENTRY: u64 = 4096 + 64;
 
-pub(in crate::cmd) fn start(args: &Start) -> Result<(), Fail> {
+pub(in crate::cmd) fn start(args: &Foreground) -> Result<(), Fail> {
+    let Foreground { start: args, metrics: at, insecure } = args;
+    if let Some(at) = at {
+        exposure::check(&[exposure::Endpoint::metrics(at.ip())], *insecure)?;
+    }
     let copies = args.copies()?;
-    let options =
-        Options { log: args.of.path()?, entries: args.entries(), batch: None, paths: args.paths()?, copies };
+    let log = args.of.path()?;
+    let serves = |at: &SocketAddr| {
+        Endpoint::serve(*at, vec![metrics::source(log.clone()), remanence_metrics::process()])
+            .map_err(|e| Fail::new(format!("no metrics are served at {at}: {e}")))
+    };
+    // It ends with the daemon.
+    let endpoint = at.as_ref().map(serves).transpose()?;
+    let (entries, paths) = (args.entries(), args.paths()?);
+    let (strict, drain_after) = (args.strict, Some(LIES));
+    let options = Options { log, entries, batch: None, paths, copies, strict, drain_after };
     let stop = Stop::listen()?;
     let (ended, end) = UnixStream::pair().context(|| "a pair of sockets cannot be had".into())?;
     when_asked(&stop, false, move || drop(end));
     let ready = |recovered: Option<&str>| {
         // Who does not read it any more has the socket.
-        let _ = recovered.map_or(Ok(()), print_line).and_then(|()| print_line("ready"));
+        let told = recovered.map_or(Ok(()), print_line);
+        let metrics =
+            endpoint.as_ref().map(|endpoint| format!("metrics http://{}/metrics", endpoint.address()));
+        let told = told.and_then(|()| metrics.map_or(Ok(()), |metrics| print_line(&metrics)));
+        let _ = told.and_then(|()| print_line("ready"));
+        unit::is_ready();
     };
     serve(&options, ended.as_fd(), ready).map_err(|why| Fail::new(why.to_string()))
 }
 
 pub(in crate::cmd) fn drain(log: &Named) -> Result<(), Fail> {
     asked(&log.of(), "drained", command::drain)
+}
+
+pub(in crate::cmd) fn freeze(log: &Named) -> Result<(), Fail> {
+    asked(&log.of(), "frozen: all that was promised is in its files, until `rem cache thaw`", command::freeze)
+}
+
+pub(in crate::cmd) fn thaw(log: &Named) -> Result<(), Fail> {
+    asked(&log.of(), "thawed", command::thaw)
 }
 
 pub(in crate::cmd) fn stop(log: &Named) -> Result<(), Fail> {
@@ -287,12 +354,62 @@ pub(in crate::cmd) fn standing(log: &Path) -> Option<Value> {
     serde_json::from_str(&command::status(log).ok()?).ok()
 }
 
+/// How the daemon of a log stands, or why nobody knows.
+fn told(of: &Of, log: &Path) -> Result<Value, Fail> {
+    let text = command::status(log).map_err(|why| refused(of, log, &why))?;
+    serde_json::from_str(&text).context(|| "the daemon's answer cannot be read".into())
+}
+
+/// A line each so many seconds.
+fn watch(of: &Of, log: &Path, seconds: u64, as_json: bool) -> Result<(), Fail> {
+    let stop = Stop::listen()?;
+    let mut before: Option<(Instant, Value)> = None;
+    loop {
+        let (now, status) = (Instant::now(), told(of, log)?);
+        if as_json {
+            print_line(&status.to_string())?;
+        } else {
+            let line = match &before {
+                None => format!(
+                    "{:>8} {:>9} {:>10} {:>13} {:>11} {:>11} {:>8}",
+                    "state", "in use", "changes/s", "logged/s", "absorbed/s", "kernel/s", "full/s"
+                ),
+                Some((then, before)) => rates(&status, before, now - *then),
+            };
+            print_line(&line)?;
+        }
+        before = Some((now, status));
+        if stop.wait_for(Duration::from_secs(seconds)) {
+            return Ok(());
+        }
+    }
+}
+
+/// What was counted in a while, by the second.
+fn rates(status: &Value, before: &Value, took: Duration) -> String {
+    let rate = |name: &str| {
+        let counted = number_of(status, name).saturating_sub(number_of(before, name));
+        counted as f64 / took.as_secs_f64().max(1e-9)
+    };
+    let in_use = 100.0 * number_of(status, "used") as f64 / number_of(status, "entries").max(1) as f64;
+    format!(
+        "{:>8} {in_use:>8.1}% {:>10.0} {:>13} {:>11.0} {:>11.0} {:>8.0}",
+        text_of(status, "state"),
+        rate("changes"),
+        ui::bytes(rate("bytes") as u64),
+        rate("syncs_absorbed"),
+        rate("syncs_kernel"),
+        rate("waits") + rate("refused"),
+    )
+}
+
 pub(in crate::cmd) fn status(args: &Status) -> Result<(), Fail> {
     let of = args.log.of();
     let log = of.path()?;
-    let text = command::status(&log).map_err(|why| refused(&of, &log, &why))?;
-    let status: Value =
-        serde_json::from_str(&text).context(|| "the daemon's answer cannot be read".into())?;
+    if let Some(seconds) = args.watch {
+        return watch(&of, &log, seconds, args.json);
+    }
+    let status = told(&of, &log)?;
     if args.json {
         return ui::print_json(&status);
     }
@@ -303,6 +420,9 @@ pub(in crate::cmd) fn status(args: &Status) -> Result<(), Fail> {
     ui::line(mood, "state", format!("{}{failed}", text_of(&status, "state")));
     ui::line(Mood::Note, "entries", format!("{} of {} in use", number("used"), number("entries")));
     ui::line(Mood::Note, "programs", number("programs"));
+    if status["strict"] == true {
+        ui::line(Mood::Note, "strict", "each change is durable when it returns");
+    }
     if let Some(copies) = status["copies"].as_object() {
         let number = |name: &str| copies.get(name).and_then(Value::as_u64).unwrap_or_default();
         let text = format!("a sync waits for {} of {} servers", number("acks"), number("members"));
@@ -354,11 +474,11 @@ fn tell_images(images: &Value) {
     }
 }
 
-fn text_of<'a>(status: &'a Value, name: &str) -> &'a str {
+pub(super) fn text_of<'a>(status: &'a Value, name: &str) -> &'a str {
     status[name].as_str().unwrap_or_default()
 }
 
-fn number_of(status: &Value, name: &str) -> u64 {
+pub(super) fn number_of(status: &Value, name: &str) -> u64 {
     status[name].as_u64().unwrap_or_default()
 }
 
