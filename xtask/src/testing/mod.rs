@@ -27,7 +27,7 @@ const TESTS: [&str; 3] = ["test", "--workspace", "--locked"];
 const LANES: [(&str, Lane); 2] = [("computes", Lane::Computes), ("waits", Lane::Waits)];
 
 /// Programs with an executable of their own in which nothing depends on time, other processes or threads.
-const COMPUTES: &[&str] = &["coord/lib", "kv/lib", "resp/lib", "rnic/lib", "wire/lib"];
+const COMPUTES: &[&str] = &["coord/lib", "kv/lib", "resp/lib", "rnic/lib", "switch/lib", "wire/lib"];
 
 /// Where the source of a test program lies, and in which lane: `tests/PROGRAM.rs` if it is an executable by itself, which is in none.
 pub(crate) fn source(package: &Path, program: &str) -> (Option<&'static str>, PathBuf) {

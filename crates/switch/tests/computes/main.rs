@@ -1,0 +1,11 @@
+//! What only computes. Nothing in these modules depends on time, other processes or threads: a test that fails fails again, and fails the run
+//! at once. `cargo xtask test` runs each of them as a program of its own.
+
+mod common;
+
+mod connect;
+mod engines;
+mod gather;
+mod model;
+mod rewrite;
+mod vectors;
