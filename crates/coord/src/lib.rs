@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 pub mod log;
+pub mod mu;
 pub mod replicated;
 pub mod takeover;
 pub mod watch;

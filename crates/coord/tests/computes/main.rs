@@ -4,4 +4,5 @@
 mod crash;
 mod damage;
 mod machine;
+mod mu;
 mod replicated;
