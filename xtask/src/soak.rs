@@ -148,7 +148,12 @@ const RUNS: &[Run] = &[
         NIGHT,
         test!("remote", "--test", "waits", "processes::"),
     ),
-    run_of("rpc-sim", "simulated servers and clients of calls", NIGHT, test!("rpc", "--lib", "world")),
+    run_of(
+        "rpc-sim",
+        "simulated clusters of remote procedure calls",
+        NIGHT,
+        test!("sim", "--test", "computes", "rpc::"),
+    ),
     run_of(
         "rpc-kill",
         "persistent log servers, killed",

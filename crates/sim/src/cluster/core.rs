@@ -8,6 +8,7 @@ use remanence_pmem::crash_image::Failure;
 use remanence_rnic::time::Instant;
 
 use super::aim::{Aiming, Moment};
+use super::datagram::{Datagram, Harm};
 use super::disk::{Disk, Power};
 use super::fault::Fault;
 use super::queue::{Clock, Queue};
@@ -55,6 +56,16 @@ Counts {
     messages,
     /// One-sided operations that arrived.
     operations,
+    /// Datagrams that were sent.
+    datagrams,
+    /// Those that were lost on their way, or found no receive buffer.
+    datagrams_lost,
+    /// Those that arrived twice.
+    datagrams_twice,
+    /// Those that were late.
+    datagrams_late,
+    /// Those that were damaged, and dropped for that.
+    datagrams_damaged,
     /// Steps of the simulator.
     events,
 }
@@ -98,6 +109,8 @@ pub(super) enum Event {
     Flushed { connection: ConnectionId, end: usize, number: u64 },
     /// An end learns that the connection is lost.
     Lost { connection: ConnectionId, end: usize, why: &'static str },
+    /// A datagram arrives.
+    Datagram(Box<Datagram>),
     /// A process is to look at its clock.
     Timer { node: NodeId, life: u32 },
     /// A fault begins.
@@ -115,7 +128,7 @@ pub(super) struct Node {
     pub(super) life: u32,
     /// The faults that have stopped it, and what waits for its going on.
     pub(super) stopped: Vec<usize>,
-    deferred: Vec<Event>,
+    pub(super) deferred: Vec<Event>,
     pub(super) clock: Clock,
     pub(super) power: Power,
     pub(super) disks: Vec<Disk>,
@@ -125,10 +138,16 @@ pub(super) struct Node {
     /// Which faults keep its disks from answering, and since when; what they will have done then.
     pub(super) hangs: BTreeMap<usize, u64>,
     held: Vec<Event>,
+    /// Which faults harm its datagrams: how, and how many of a hundred.
+    pub(super) harms: BTreeMap<usize, (Harm, u32)>,
+    /// The datagrams that it had sent by the first of these times arrive at the second one, at the earliest.
+    pub(super) held_up: Option<(u64, u64)>,
+    /// When its last process died.
+    pub(super) died: u64,
     /// The fault that has taken it down.
     pub(super) down_by: Option<usize>,
     /// Its process does something until then.
-    busy: u64,
+    pub(super) busy: u64,
     /// Syncs of its disks when its process began what it does now.
     synced: u64,
     timer: Option<u64>,
@@ -145,7 +164,7 @@ pub(crate) struct Core<O> {
     pub(super) speeds: Speeds,
     /// Flushes make durable what they are for, and nothing else.
     flush_alone: bool,
-    rng: Rng,
+    pub(super) rng: Rng,
     pub(super) faults: Vec<Fault>,
     /// What waits for its moment.
     pub(super) aims: Vec<Aiming>,
@@ -199,6 +218,9 @@ impl<O> Core<O> {
             slow_link: BTreeMap::new(),
             hangs: BTreeMap::new(),
             held: Vec::new(),
+            harms: BTreeMap::new(),
+            held_up: None,
+            died: 0,
             down_by: None,
             busy: 0,
             synced: 0,
@@ -239,7 +261,7 @@ impl<O> Core<O> {
         self.nodes.iter().map(|node| node.name.clone()).collect()
     }
 
-    fn latency(&mut self, from: NodeId, to: NodeId) -> u64 {
+    pub(super) fn latency(&mut self, from: NodeId, to: NodeId) -> u64 {
         let times = |node: NodeId| u64::from(self.nodes[node].slow_link.values().copied().max().unwrap_or(1));
         let both = self.speeds.links[from] + self.speeds.links[to];
         let jitter = if self.speeds.jitter == 0 { 0 } else { self.rng.exponential(self.speeds.jitter) };
@@ -261,7 +283,7 @@ impl<O> Core<O> {
     }
 
     /// How long it has done something now.
-    fn spent(&self, node: NodeId) -> u64 {
+    pub(super) fn spent(&self, node: NodeId) -> u64 {
         (self.syncs(node) - self.nodes[node].synced) * self.sync_time(node)
     }
 
@@ -351,6 +373,7 @@ impl<O> Core<O> {
     pub(super) fn happens(&mut self, event: Event) -> Option<(NodeId, Input)> {
         let node = match event {
             Event::Arrive { connection, from } => self.connections[connection].ends[1 - from],
+            Event::Datagram(ref datagram) => datagram.to,
             Event::Step { connection, end }
             | Event::Flushed { connection, end, .. }
             | Event::Lost { connection, end, .. } => self.connections[connection].ends[end],
@@ -364,11 +387,14 @@ impl<O> Core<O> {
             Event::Timer { .. } | Event::Begin(_) | Event::End(_) => return None,
         };
         if !self.nodes[node].stopped.is_empty() {
-            self.nodes[node].deferred.push(event);
+            if !matches!(event, Event::Datagram(_)) || self.has_receive_buffer(node) {
+                self.nodes[node].deferred.push(event);
+            }
             return None;
         }
         let input = match event {
             Event::Arrive { connection, from } => self.arrive(connection, from)?,
+            Event::Datagram(datagram) => self.arrive_datagram(datagram)?,
             Event::Step { connection, end } => {
                 self.connections[connection].responders[end].is_stepping = false;
                 if !self.connections[connection].is_up[end] {
@@ -519,8 +545,9 @@ impl<O> Core<O> {
         }
     }
 
-    /// A client loses its connections, and what it has sent on them arrives then.
+    /// A client loses its connections, and what it has sent on them arrives then, as do its datagrams.
     pub(super) fn linger(&mut self, client: NodeId, until: u64) {
+        self.nodes[client].held_up = Some((self.now(), until));
         for connection in 0..self.connections.len() {
             let there = &mut self.connections[connection];
             if there.ends[0] == client && there.is_up[0] {
@@ -545,6 +572,7 @@ impl<O> Core<O> {
         let state = &mut self.nodes[node];
         state.is_up = false;
         state.life += 1;
+        state.died = self.queue.now();
         state.stopped.clear();
         // Whoever has sent something while it was stopped learns that nobody answers.
         for event in std::mem::take(&mut state.deferred) {
@@ -678,6 +706,11 @@ impl<O> Host<'_, O> {
     /// Sends a message.
     pub(crate) fn send(&mut self, connection: ConnectionId, message: Vec<u8>) {
         self.core.send(self.node, connection, message);
+    }
+
+    /// Sends a datagram to a node.
+    pub(crate) fn datagram(&mut self, to: NodeId, bytes: Vec<u8>) {
+        self.core.send_datagram(self.node, to, bytes);
     }
 
     /// Reads from a disk of the other end.

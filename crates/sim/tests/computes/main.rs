@@ -5,4 +5,5 @@ mod clusters;
 mod kv;
 mod log;
 mod replicated;
+mod rpc;
 mod seeds;
