@@ -51,6 +51,12 @@ const RUNS: &[Run] = &[
         test!("sim", "--test", "computes", "replicated::"),
     ),
     run_of(
+        "recipes-sim",
+        "simulated clusters that carry out recipes of persistence",
+        NIGHT,
+        test!("sim", "--test", "computes", "recipes::"),
+    ),
+    run_of(
         "kv-cluster",
         "simulated clusters of the replicated store",
         NIGHT,

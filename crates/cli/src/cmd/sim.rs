@@ -5,6 +5,7 @@ use std::time::Instant;
 use remanence_remotelog::Mode;
 use remanence_sim::cluster::kv::Kv;
 use remanence_sim::cluster::log::Log;
+use remanence_sim::cluster::recipes::Recipes;
 use remanence_sim::cluster::replicated::Replicated;
 use remanence_sim::cluster::rpc::Rpc;
 use remanence_sim::cluster::{self, Plan, Service};
@@ -22,7 +23,8 @@ Examples:
   rem sim --cluster log --seeds 0..500  a log on several servers, its writers, and what happens to them
   rem sim --cluster kv --seeds 0..500   a store on several members, its clients, and what happens to them
   rem sim --cluster replicated --seeds 0..500  a replicated service: a log's servers, hosts and clients
-  rem sim --cluster rpc --seeds 0..500  calls to servers with logs, over datagrams that are lost, repeated, late and out of order")]
+  rem sim --cluster rpc --seeds 0..500  calls to servers with logs, over datagrams that are lost, repeated, late and out of order
+  rem sim --cluster recipes --seeds 0..500  updates that are made durable on responders of all kinds, by the recipe for each")]
 pub(crate) struct Args {
     /// The seed, which decides everything
     #[arg(long, required_unless_present = "seeds")]
@@ -77,6 +79,8 @@ enum Cluster {
     Replicated,
     /// Remote procedure calls, and the logs of those who are called
     Rpc,
+    /// Recipes of persistence
+    Recipes,
 }
 
 /// Numbers of faults.
@@ -126,6 +130,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
         Cluster::Kv => service::<Kv>(args),
         Cluster::Replicated => service::<Replicated>(args),
         Cluster::Rpc => service::<Rpc>(args),
+        Cluster::Recipes => service::<Recipes>(args),
     }
 }
 

@@ -12,6 +12,7 @@ use super::datagram::{Datagram, Harm};
 use super::disk::{Disk, Power};
 use super::fault::Fault;
 use super::queue::{Clock, Queue};
+use super::stages::{Receives, Verb};
 use super::wire::{Answer, Connection, NOT_LET, Operation, Packet};
 use super::{Input, NodeId};
 use crate::report::counters;
@@ -105,6 +106,8 @@ pub(super) enum Event {
     Arrive { connection: ConnectionId, from: usize },
     /// An end carries out a step of what it was asked for.
     Step { connection: ConnectionId, end: usize },
+    /// An end is told of a message that lies in a receive buffer.
+    Received { connection: ConnectionId, end: usize },
     /// A flush has taken its time.
     Flushed { connection: ConnectionId, end: usize, number: u64 },
     /// An end learns that the connection is lost.
@@ -375,6 +378,7 @@ impl<O> Core<O> {
             Event::Arrive { connection, from } => self.connections[connection].ends[1 - from],
             Event::Datagram(ref datagram) => datagram.to,
             Event::Step { connection, end }
+            | Event::Received { connection, end }
             | Event::Flushed { connection, end, .. }
             | Event::Lost { connection, end, .. } => self.connections[connection].ends[end],
             // One that was set before an earlier one, which has come since, is none any more: each would set another one.
@@ -405,8 +409,25 @@ impl<O> Core<O> {
                     let at = self.now() + self.sync_time(node);
                     self.queue.push(at, Event::Flushed { connection, end, number });
                 }
+                if self.nodes[node].power.is_gone() {
+                    return None;
+                }
+                if self.connections[connection].responders[end].stages.has_message() {
+                    let now = self.now();
+                    self.queue.push(now, Event::Received { connection, end });
+                }
                 self.answer(connection, end);
                 return None;
+            }
+            Event::Received { connection, end } if self.nodes[node].busy > self.now() => {
+                let at = self.nodes[node].busy;
+                self.queue.push(at, Event::Received { connection, end });
+                return None;
+            }
+            Event::Received { connection, end } => {
+                let bytes = self.connections[connection].responders[end].stages.message()?;
+                self.counts.messages += 1;
+                Input::Message { connection, bytes }
             }
             Event::Flushed { .. } if !self.nodes[node].hangs.is_empty() => {
                 self.nodes[node].held.push(event);
@@ -448,6 +469,11 @@ impl<O> Core<O> {
         while let Some(answer) = self.connections[connection].responders[end].answer() {
             self.send_packet(connection, end, Packet::Answer(answer));
         }
+        self.goes_on_stepping(connection, end);
+    }
+
+    /// The next step of what an end carries out is to come, if there is one.
+    fn goes_on_stepping(&mut self, connection: ConnectionId, end: usize) {
         let responder = &mut self.connections[connection].responders[end];
         if responder.has_steps() && !responder.is_stepping {
             responder.is_stepping = true;
@@ -528,7 +554,7 @@ impl<O> Core<O> {
             }
             Packet::Operation(operation) => {
                 self.counts.operations += 1;
-                if matches!(operation, Operation::Update { .. }) {
+                if matches!(operation, Operation::Update { .. } | Operation::Verb(_)) {
                     self.moment(Moment::Update, receiver, Some(sender));
                 }
                 self.connections[connection].responders[to].take(operation);
@@ -726,6 +752,26 @@ impl<O> Host<'_, O> {
     /// Makes bytes of a disk of the other end visible, and no more than that.
     pub(crate) fn write(&mut self, connection: ConnectionId, disk: usize, offset: u64, bytes: Vec<u8>) {
         self.core.operate(self.node, connection, Operation::Write { disk, offset, bytes });
+    }
+
+    /// Posts a work request, which is completed as RC does it.
+    pub(crate) fn post(&mut self, connection: ConnectionId, verb: Verb) {
+        self.core.operate(self.node, connection, Operation::Verb(verb));
+    }
+
+    /// Lets the other end of a connection post work requests.
+    pub(crate) fn let_in(&mut self, connection: ConnectionId, receives: Receives) {
+        let there = &mut self.core.connections[connection];
+        let end = there.end_of(self.node);
+        there.responders[end].stages.let_in(receives);
+    }
+
+    /// Gives a receive buffer back, for which a message may wait.
+    pub(crate) fn repost(&mut self, connection: ConnectionId) {
+        let there = &mut self.core.connections[connection];
+        let end = there.end_of(self.node);
+        there.responders[end].stages.repost();
+        self.core.goes_on_stepping(connection, end);
     }
 
     /// What the other end of a connection may write here from now on, by where it begins and how many bytes it has: nothing at first.

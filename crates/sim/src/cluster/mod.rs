@@ -8,6 +8,7 @@
 //! | `queue.rs` | simulated time, and clocks that show another one |
 //! | `wire.rs` | connections as RC gives them, and one-sided operations step by step |
 //! | `datagram.rs` | datagrams, of which nothing is promised |
+//! | `stages.rs` | what an RNIC has received, on its way to where it is durable |
 //! | `link.rs` | a connection that is made again and again |
 //! | `disk.rs` | media that lose their power in the middle of something, or fail |
 //! | `fault.rs` | what goes wrong, as data |
@@ -20,6 +21,7 @@
 //! | [`kv`] | the replicated key-value store as a service: its members, its clients, and what must be true |
 //! | [`log`] | the replicated log as a service: its servers, its writers, and what must be true |
 //! | [`replicated`] | a replicated service over that log: its hosts, its clients, and what must be true |
+//! | [`recipes`] | recipes of persistence as a service: who carries them out, on which responders, and what must be durable |
 //! | [`rpc`] | remote procedure calls as a service: its servers with their logs, its clients, and what must be true |
 
 mod aim;
@@ -31,11 +33,13 @@ pub mod kv;
 mod link;
 pub mod log;
 mod queue;
+pub mod recipes;
 pub mod replicated;
 pub mod rpc;
 mod run;
 mod service;
 mod shrink;
+mod stages;
 mod task;
 mod wire;
 
