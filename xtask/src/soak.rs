@@ -51,6 +51,12 @@ const RUNS: &[Run] = &[
         test!("sim", "--test", "computes", "replicated::"),
     ),
     run_of(
+        "recipes-sim",
+        "simulated clusters that carry out recipes of persistence",
+        NIGHT,
+        test!("sim", "--test", "computes", "recipes::"),
+    ),
+    run_of(
         "kv-cluster",
         "simulated clusters of the replicated store",
         NIGHT,
@@ -148,7 +154,12 @@ const RUNS: &[Run] = &[
         NIGHT,
         test!("remote", "--test", "waits", "processes::"),
     ),
-    run_of("rpc-sim", "simulated servers and clients of calls", NIGHT, test!("rpc", "--lib", "world")),
+    run_of(
+        "rpc-sim",
+        "simulated clusters of remote procedure calls",
+        NIGHT,
+        test!("sim", "--test", "computes", "rpc::"),
+    ),
     run_of(
         "rpc-kill",
         "persistent log servers, killed",

@@ -8,10 +8,11 @@ use remanence_auth::Token;
 use remanence_rnic::Instant;
 use remanence_wire::{Gid, Qpn};
 
-use crate::core::buffers::{Body, Buffers, Packet};
+use crate::core::buffers::Body;
 use crate::core::config::Config;
 use crate::core::endpoint::Endpoint;
 use crate::core::event::Event;
+use crate::core::heap::{Datagram, Heap};
 use crate::header::{Address, HEADER_LEN, Repr, Status};
 
 /// A datagram's first bytes: what parses is emitted as the same bytes.
@@ -19,32 +20,6 @@ pub fn header(data: &[u8]) {
     let Some(bytes) = data.first_chunk::<HEADER_LEN>() else { return };
     if let Ok(repr) = Repr::parse(bytes) {
         assert_eq!(repr.emit(), *bytes);
-    }
-}
-
-struct Datagram(Vec<u8>);
-
-impl Packet for Datagram {
-    fn len(&self) -> usize {
-        self.0.len()
-    }
-    fn read(&self, at: usize, into: &mut [u8]) {
-        into.copy_from_slice(&self.0[at..at + into.len()]);
-    }
-}
-
-struct Heap;
-
-impl Buffers for Heap {
-    type Packet = Datagram;
-    type Message = Arc<Vec<u8>>;
-
-    fn allocate(&mut self, len: usize) -> Option<Self::Message> {
-        (len <= MESSAGE_MAX).then(|| Arc::new(vec![0; len]))
-    }
-    fn copy(&mut self, packet: &Datagram, from: usize, len: usize, to: &mut Self::Message, at: usize) {
-        let to = Arc::get_mut(to).expect("nobody else has it before it is whole");
-        to[at..at + len].copy_from_slice(&packet.0[from..from + len]);
     }
 }
 
@@ -86,6 +61,7 @@ pub fn endpoint(data: &[u8]) {
 
 fn story(data: &[u8], token: Option<&Token>) {
     let mut ends = [0, 1].map(|n| Endpoint::<Heap>::new(config(n, token)));
+    let mut heap = Heap { largest: Some(MESSAGE_MAX), short: false };
     let mut now = Instant::ZERO;
     let mut sessions = Vec::new();
     let mut requests = Vec::new();
@@ -123,16 +99,12 @@ fn story(data: &[u8], token: Option<&Token>) {
                 let mask = next();
                 for i in 0..8 {
                     let Some(transmit) = ends[n].poll_transmit(now) else { break };
-                    let mut bytes = transmit.header.to_vec();
                     assert!(Repr::parse(&transmit.header).is_ok(), "our own header: {:?}", transmit.header);
-                    bytes.extend_from_slice(transmit.credential.as_deref().unwrap_or_default());
-                    if let Some((message, range)) = transmit.payload {
-                        bytes.extend_from_slice(&message[range]);
-                    }
-                    assert!(bytes.len() <= DATAGRAM);
-                    last = Some((1 - n, address(n as u8), bytes.clone()));
+                    let datagram = Datagram::of(&transmit);
+                    assert!(datagram.0.len() <= DATAGRAM);
+                    last = Some((1 - n, address(n as u8), datagram.0.clone()));
                     if mask >> i & 1 == 0 {
-                        ends[1 - n].handle_packet(now, &mut Heap, address(n as u8), Datagram(bytes));
+                        ends[1 - n].handle_packet(now, &mut heap, address(n as u8), datagram);
                     }
                 }
             }
@@ -145,7 +117,7 @@ fn story(data: &[u8], token: Option<&Token>) {
                         Some(byte) => *byte = value,
                         None => bytes.truncate(usize::from(value)),
                     }
-                    ends[*to].handle_packet(now, &mut Heap, *from, Datagram(bytes));
+                    ends[*to].handle_packet(now, &mut heap, *from, Datagram(bytes));
                 }
             }
             _ => {

@@ -5,7 +5,9 @@ use std::time::Instant;
 use remanence_remotelog::Mode;
 use remanence_sim::cluster::kv::Kv;
 use remanence_sim::cluster::log::Log;
+use remanence_sim::cluster::recipes::Recipes;
 use remanence_sim::cluster::replicated::Replicated;
+use remanence_sim::cluster::rpc::Rpc;
 use remanence_sim::cluster::{self, Plan, Service};
 use remanence_sim::{Params, run as simulate};
 
@@ -20,7 +22,9 @@ Examples:
   rem sim --seed 0 --count 5000         those runs; the first that fails is told and ends it
   rem sim --cluster log --seeds 0..500  a log on several servers, its writers, and what happens to them
   rem sim --cluster kv --seeds 0..500   a store on several members, its clients, and what happens to them
-  rem sim --cluster replicated --seeds 0..500  a replicated service: a log's servers, hosts and clients")]
+  rem sim --cluster replicated --seeds 0..500  a replicated service: a log's servers, hosts and clients
+  rem sim --cluster rpc --seeds 0..500  calls to servers with logs, over datagrams that are lost, repeated, late and out of order
+  rem sim --cluster recipes --seeds 0..500  updates that are made durable on responders of all kinds, by the recipe for each")]
 pub(crate) struct Args {
     /// The seed, which decides everything
     #[arg(long, required_unless_present = "seeds")]
@@ -73,6 +77,10 @@ enum Cluster {
     Kv,
     /// A replicated service, on the servers of a log
     Replicated,
+    /// Remote procedure calls, and the logs of those who are called
+    Rpc,
+    /// Recipes of persistence
+    Recipes,
 }
 
 /// Numbers of faults.
@@ -121,6 +129,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
         Cluster::Log => service::<Log>(args),
         Cluster::Kv => service::<Kv>(args),
         Cluster::Replicated => service::<Replicated>(args),
+        Cluster::Rpc => service::<Rpc>(args),
+        Cluster::Recipes => service::<Recipes>(args),
     }
 }
 

@@ -22,7 +22,7 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `config.rs`, `event.rs`, `buffers.rs` | what the caller says, is told, and brings |
+//! | `config.rs`, `event.rs`, `buffers.rs` | what the caller says, is told, and brings; `heap.rs`: buffers for ends without a device |
 //! | `congestion.rs` | round trips, the timeout and the window |
 //! | `client.rs`, `server.rs` | the two halves of a session; `fragment.rs`: what both do with a packet of a message |
 //! | `admission.rs` | who gets a session: tokens, and what their proofs are bound to |
@@ -36,6 +36,7 @@ pub mod congestion;
 pub mod endpoint;
 pub mod event;
 mod fragment;
+pub mod heap;
 mod server;
 #[cfg(test)]
 mod tests;

@@ -18,6 +18,7 @@
 
 pub mod client;
 pub mod file;
+pub mod machine;
 pub mod server;
 mod sharing;
 

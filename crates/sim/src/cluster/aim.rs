@@ -36,6 +36,10 @@ pub enum Moment {
     Try,
     /// A member serves.
     Serve,
+    /// A client has a session of calls.
+    Session,
+    /// A call is handed to whoever carries it out.
+    Request,
 }
 
 impl Moment {
@@ -52,6 +56,8 @@ impl Moment {
             Self::Doubt => "a primary is suspected",
             Self::Try => "a member tries to lead",
             Self::Serve => "a member serves",
+            Self::Session => "a client has a session",
+            Self::Request => "a call is to be carried out",
         }
     }
 }

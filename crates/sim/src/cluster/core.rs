@@ -8,9 +8,11 @@ use remanence_pmem::crash_image::Failure;
 use remanence_rnic::time::Instant;
 
 use super::aim::{Aiming, Moment};
+use super::datagram::{Datagram, Harm};
 use super::disk::{Disk, Power};
 use super::fault::Fault;
 use super::queue::{Clock, Queue};
+use super::stages::{Receives, Verb};
 use super::wire::{Answer, Connection, NOT_LET, Operation, Packet};
 use super::{Input, NodeId};
 use crate::report::counters;
@@ -55,6 +57,16 @@ Counts {
     messages,
     /// One-sided operations that arrived.
     operations,
+    /// Datagrams that were sent.
+    datagrams,
+    /// Those that were lost on their way, or found no receive buffer.
+    datagrams_lost,
+    /// Those that arrived twice.
+    datagrams_twice,
+    /// Those that were late.
+    datagrams_late,
+    /// Those that were damaged, and dropped for that.
+    datagrams_damaged,
     /// Steps of the simulator.
     events,
 }
@@ -94,10 +106,14 @@ pub(super) enum Event {
     Arrive { connection: ConnectionId, from: usize },
     /// An end carries out a step of what it was asked for.
     Step { connection: ConnectionId, end: usize },
+    /// An end is told of a message that lies in a receive buffer.
+    Received { connection: ConnectionId, end: usize },
     /// A flush has taken its time.
     Flushed { connection: ConnectionId, end: usize, number: u64 },
     /// An end learns that the connection is lost.
     Lost { connection: ConnectionId, end: usize, why: &'static str },
+    /// A datagram arrives.
+    Datagram(Box<Datagram>),
     /// A process is to look at its clock.
     Timer { node: NodeId, life: u32 },
     /// A fault begins.
@@ -115,7 +131,7 @@ pub(super) struct Node {
     pub(super) life: u32,
     /// The faults that have stopped it, and what waits for its going on.
     pub(super) stopped: Vec<usize>,
-    deferred: Vec<Event>,
+    pub(super) deferred: Vec<Event>,
     pub(super) clock: Clock,
     pub(super) power: Power,
     pub(super) disks: Vec<Disk>,
@@ -125,10 +141,16 @@ pub(super) struct Node {
     /// Which faults keep its disks from answering, and since when; what they will have done then.
     pub(super) hangs: BTreeMap<usize, u64>,
     held: Vec<Event>,
+    /// Which faults harm its datagrams: how, and how many of a hundred.
+    pub(super) harms: BTreeMap<usize, (Harm, u32)>,
+    /// The datagrams that it had sent by the first of these times arrive at the second one, at the earliest.
+    pub(super) held_up: Option<(u64, u64)>,
+    /// When its last process died.
+    pub(super) died: u64,
     /// The fault that has taken it down.
     pub(super) down_by: Option<usize>,
     /// Its process does something until then.
-    busy: u64,
+    pub(super) busy: u64,
     /// Syncs of its disks when its process began what it does now.
     synced: u64,
     timer: Option<u64>,
@@ -145,7 +167,7 @@ pub(crate) struct Core<O> {
     pub(super) speeds: Speeds,
     /// Flushes make durable what they are for, and nothing else.
     flush_alone: bool,
-    rng: Rng,
+    pub(super) rng: Rng,
     pub(super) faults: Vec<Fault>,
     /// What waits for its moment.
     pub(super) aims: Vec<Aiming>,
@@ -199,6 +221,9 @@ impl<O> Core<O> {
             slow_link: BTreeMap::new(),
             hangs: BTreeMap::new(),
             held: Vec::new(),
+            harms: BTreeMap::new(),
+            held_up: None,
+            died: 0,
             down_by: None,
             busy: 0,
             synced: 0,
@@ -239,7 +264,7 @@ impl<O> Core<O> {
         self.nodes.iter().map(|node| node.name.clone()).collect()
     }
 
-    fn latency(&mut self, from: NodeId, to: NodeId) -> u64 {
+    pub(super) fn latency(&mut self, from: NodeId, to: NodeId) -> u64 {
         let times = |node: NodeId| u64::from(self.nodes[node].slow_link.values().copied().max().unwrap_or(1));
         let both = self.speeds.links[from] + self.speeds.links[to];
         let jitter = if self.speeds.jitter == 0 { 0 } else { self.rng.exponential(self.speeds.jitter) };
@@ -261,7 +286,7 @@ impl<O> Core<O> {
     }
 
     /// How long it has done something now.
-    fn spent(&self, node: NodeId) -> u64 {
+    pub(super) fn spent(&self, node: NodeId) -> u64 {
         (self.syncs(node) - self.nodes[node].synced) * self.sync_time(node)
     }
 
@@ -351,7 +376,9 @@ impl<O> Core<O> {
     pub(super) fn happens(&mut self, event: Event) -> Option<(NodeId, Input)> {
         let node = match event {
             Event::Arrive { connection, from } => self.connections[connection].ends[1 - from],
+            Event::Datagram(ref datagram) => datagram.to,
             Event::Step { connection, end }
+            | Event::Received { connection, end }
             | Event::Flushed { connection, end, .. }
             | Event::Lost { connection, end, .. } => self.connections[connection].ends[end],
             // One that was set before an earlier one, which has come since, is none any more: each would set another one.
@@ -364,11 +391,14 @@ impl<O> Core<O> {
             Event::Timer { .. } | Event::Begin(_) | Event::End(_) => return None,
         };
         if !self.nodes[node].stopped.is_empty() {
-            self.nodes[node].deferred.push(event);
+            if !matches!(event, Event::Datagram(_)) || self.has_receive_buffer(node) {
+                self.nodes[node].deferred.push(event);
+            }
             return None;
         }
         let input = match event {
             Event::Arrive { connection, from } => self.arrive(connection, from)?,
+            Event::Datagram(datagram) => self.arrive_datagram(datagram)?,
             Event::Step { connection, end } => {
                 self.connections[connection].responders[end].is_stepping = false;
                 if !self.connections[connection].is_up[end] {
@@ -379,8 +409,25 @@ impl<O> Core<O> {
                     let at = self.now() + self.sync_time(node);
                     self.queue.push(at, Event::Flushed { connection, end, number });
                 }
+                if self.nodes[node].power.is_gone() {
+                    return None;
+                }
+                if self.connections[connection].responders[end].stages.has_message() {
+                    let now = self.now();
+                    self.queue.push(now, Event::Received { connection, end });
+                }
                 self.answer(connection, end);
                 return None;
+            }
+            Event::Received { connection, end } if self.nodes[node].busy > self.now() => {
+                let at = self.nodes[node].busy;
+                self.queue.push(at, Event::Received { connection, end });
+                return None;
+            }
+            Event::Received { connection, end } => {
+                let bytes = self.connections[connection].responders[end].stages.message()?;
+                self.counts.messages += 1;
+                Input::Message { connection, bytes }
             }
             Event::Flushed { .. } if !self.nodes[node].hangs.is_empty() => {
                 self.nodes[node].held.push(event);
@@ -422,6 +469,11 @@ impl<O> Core<O> {
         while let Some(answer) = self.connections[connection].responders[end].answer() {
             self.send_packet(connection, end, Packet::Answer(answer));
         }
+        self.goes_on_stepping(connection, end);
+    }
+
+    /// The next step of what an end carries out is to come, if there is one.
+    fn goes_on_stepping(&mut self, connection: ConnectionId, end: usize) {
         let responder = &mut self.connections[connection].responders[end];
         if responder.has_steps() && !responder.is_stepping {
             responder.is_stepping = true;
@@ -502,7 +554,7 @@ impl<O> Core<O> {
             }
             Packet::Operation(operation) => {
                 self.counts.operations += 1;
-                if matches!(operation, Operation::Update { .. }) {
+                if matches!(operation, Operation::Update { .. } | Operation::Verb(_)) {
                     self.moment(Moment::Update, receiver, Some(sender));
                 }
                 self.connections[connection].responders[to].take(operation);
@@ -519,8 +571,9 @@ impl<O> Core<O> {
         }
     }
 
-    /// A client loses its connections, and what it has sent on them arrives then.
+    /// A client loses its connections, and what it has sent on them arrives then, as do its datagrams.
     pub(super) fn linger(&mut self, client: NodeId, until: u64) {
+        self.nodes[client].held_up = Some((self.now(), until));
         for connection in 0..self.connections.len() {
             let there = &mut self.connections[connection];
             if there.ends[0] == client && there.is_up[0] {
@@ -545,6 +598,7 @@ impl<O> Core<O> {
         let state = &mut self.nodes[node];
         state.is_up = false;
         state.life += 1;
+        state.died = self.queue.now();
         state.stopped.clear();
         // Whoever has sent something while it was stopped learns that nobody answers.
         for event in std::mem::take(&mut state.deferred) {
@@ -680,6 +734,11 @@ impl<O> Host<'_, O> {
         self.core.send(self.node, connection, message);
     }
 
+    /// Sends a datagram to a node.
+    pub(crate) fn datagram(&mut self, to: NodeId, bytes: Vec<u8>) {
+        self.core.send_datagram(self.node, to, bytes);
+    }
+
     /// Reads from a disk of the other end.
     pub(crate) fn read(&mut self, connection: ConnectionId, disk: usize, offset: u64, len: u32) {
         self.core.operate(self.node, connection, Operation::Read { disk, offset, len });
@@ -693,6 +752,26 @@ impl<O> Host<'_, O> {
     /// Makes bytes of a disk of the other end visible, and no more than that.
     pub(crate) fn write(&mut self, connection: ConnectionId, disk: usize, offset: u64, bytes: Vec<u8>) {
         self.core.operate(self.node, connection, Operation::Write { disk, offset, bytes });
+    }
+
+    /// Posts a work request, which is completed as RC does it.
+    pub(crate) fn post(&mut self, connection: ConnectionId, verb: Verb) {
+        self.core.operate(self.node, connection, Operation::Verb(verb));
+    }
+
+    /// Lets the other end of a connection post work requests.
+    pub(crate) fn let_in(&mut self, connection: ConnectionId, receives: Receives) {
+        let there = &mut self.core.connections[connection];
+        let end = there.end_of(self.node);
+        there.responders[end].stages.let_in(receives);
+    }
+
+    /// Gives a receive buffer back, for which a message may wait.
+    pub(crate) fn repost(&mut self, connection: ConnectionId) {
+        let there = &mut self.core.connections[connection];
+        let end = there.end_of(self.node);
+        there.responders[end].stages.repost();
+        self.core.goes_on_stepping(connection, end);
     }
 
     /// What the other end of a connection may write here from now on, by where it begins and how many bytes it has: nothing at first.

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::aim::Aim;
+use super::datagram::Harm;
 use crate::rng::Rng;
 
 /// In which direction nothing goes through.
@@ -43,6 +44,8 @@ pub enum Kind {
     SlowDisk(u32),
     /// What it sends and is sent takes so many times as long.
     SlowLink(u32),
+    /// Of the datagrams that it sends and is sent this happens to so many of a hundred.
+    Datagrams(Harm, u32),
     /// Nothing goes through between it and this node.
     Partition(usize, Way),
     /// This client loses its connections to all servers, and what it has sent arrives at the end, if the servers still listen to it.
@@ -92,6 +95,9 @@ impl Fault {
             Kind::Hangs => format!("the disk of {node} does not answer"),
             Kind::SlowDisk(times) => format!("the disk of {node} is {times} times as slow"),
             Kind::SlowLink(times) => format!("the link of {node} is {times} times as slow"),
+            Kind::Datagrams(harm, percent) => {
+                format!("{percent} % of the datagrams from and to {node} {}", harm.sentence())
+            }
             Kind::Linger(client) => {
                 let client = name(client);
                 format!("{client} loses its connections, and what it has sent is held up")

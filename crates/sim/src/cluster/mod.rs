@@ -7,6 +7,8 @@
 //! |---|---|
 //! | `queue.rs` | simulated time, and clocks that show another one |
 //! | `wire.rs` | connections as RC gives them, and one-sided operations step by step |
+//! | `datagram.rs` | datagrams, of which nothing is promised |
+//! | `stages.rs` | what an RNIC has received, on its way to where it is durable |
 //! | `link.rs` | a connection that is made again and again |
 //! | `disk.rs` | media that lose their power in the middle of something, or fail |
 //! | `fault.rs` | what goes wrong, as data |
@@ -19,19 +21,25 @@
 //! | [`kv`] | the replicated key-value store as a service: its members, its clients, and what must be true |
 //! | [`log`] | the replicated log as a service: its servers, its writers, and what must be true |
 //! | [`replicated`] | a replicated service over that log: its hosts, its clients, and what must be true |
+//! | [`recipes`] | recipes of persistence as a service: who carries them out, on which responders, and what must be durable |
+//! | [`rpc`] | remote procedure calls as a service: its servers with their logs, its clients, and what must be true |
 
 mod aim;
 mod core;
+mod datagram;
 mod disk;
 mod fault;
 pub mod kv;
 mod link;
 pub mod log;
 mod queue;
+pub mod recipes;
 pub mod replicated;
+pub mod rpc;
 mod run;
 mod service;
 mod shrink;
+mod stages;
 mod task;
 mod wire;
 
@@ -39,6 +47,7 @@ use std::time::Duration;
 
 pub use self::core::{Counts, Speeds};
 pub use aim::{Aim, AimTarget, Blow, Moment};
+pub use datagram::Harm;
 pub use fault::{Fault, Kind, Way};
 pub use queue::Clock;
 pub use service::{Outcome, Params, Plan, Service, run, run_plan, run_shrunk};
@@ -66,6 +75,8 @@ pub(crate) enum Input {
     Durable { connection: ConnectionId },
     /// What the oldest WRITE brought is visible.
     Written { connection: ConnectionId },
+    /// A datagram has come.
+    Datagram { from: NodeId, bytes: Vec<u8> },
     /// It may be time for something.
     Timer,
 }
@@ -80,7 +91,7 @@ impl Input {
             | Self::Read { connection, .. }
             | Self::Durable { connection }
             | Self::Written { connection } => Some(*connection),
-            Self::Timer => None,
+            Self::Datagram { .. } | Self::Timer => None,
         }
     }
 }

@@ -181,6 +181,9 @@ impl<P: Process> Cluster<P> {
                 counts.slow += 1;
                 self.core.nodes[node].slow_link.insert(n, times);
             }
+            Kind::Datagrams(harm, percent) => {
+                self.core.nodes[node].harms.insert(n, (harm, percent));
+            }
             Kind::Aimed(_) => {}
             Kind::Linger(client) => {
                 counts.lingered += 1;
@@ -213,6 +216,7 @@ impl<P: Process> Cluster<P> {
             Kind::Aimed(_) => self.core.aims.retain(|(aim, _)| *aim != n),
             Kind::Hangs => self.core.answers(node, n),
             Kind::SlowDisk(_) => drop(self.core.nodes[node].slow_disk.remove(&n)),
+            Kind::Datagrams(..) => drop(self.core.nodes[node].harms.remove(&n)),
             Kind::SlowLink(_) => drop(self.core.nodes[node].slow_link.remove(&n)),
             _ => {}
         }

@@ -13,6 +13,7 @@ use std::ops::Range;
 use remanence_pmem::Medium as _;
 
 use super::disk::Disk;
+use super::stages::{Stages, Verb};
 
 /// Why a connection is lost on which somebody would have written what it may not write.
 pub(super) const NOT_LET: &str = "the other side has not let it write there";
@@ -82,6 +83,8 @@ pub(super) enum Operation {
         offset: u64,
         bytes: Vec<u8>,
     },
+    /// A work request that is completed as RC does it, on the first disk.
+    Verb(Verb),
 }
 
 /// A direction of a connection.
@@ -112,6 +115,8 @@ pub(super) struct Responder {
     number: u64,
     /// The next step is to come.
     pub(super) is_stepping: bool,
+    /// Work requests whose stages are followed.
+    pub(super) stages: Stages,
     /// What the other end may write, by where it begins and how many bytes it has; `None`: everything.
     pub(super) rooms: Option<BTreeMap<u64, u64>>,
 }
@@ -124,6 +129,9 @@ impl Responder {
     }
 
     pub(super) fn take(&mut self, operation: Operation) {
+        if let Operation::Verb(verb) = operation {
+            return self.stages.take(verb);
+        }
         self.number += 1;
         let number = self.number;
         self.running.push_back(Running {
@@ -138,14 +146,20 @@ impl Responder {
 
     pub(super) fn clear(&mut self) {
         self.running.clear();
+        self.stages.clear();
     }
 
     pub(super) fn has_steps(&self) -> bool {
-        self.running.iter().any(|running| !running.flushing && running.answer.is_none())
+        let waits = |running: &Running| !running.flushing && running.answer.is_none();
+        self.running.iter().any(waits) || self.stages.has_steps()
     }
 
     /// One step of the first operation that does not wait for a flush: the number of one whose flush begins by that.
     pub(super) fn step(&mut self, disks: &[Disk]) -> Option<u64> {
+        if self.stages.has_steps() {
+            self.stages.step(&disks[0]);
+            return None;
+        }
         let running =
             self.running.iter_mut().find(|running| !running.flushing && running.answer.is_none())?;
         match &running.operation {
@@ -179,6 +193,7 @@ impl Responder {
                 running.flushing = running.written == bytes.len() as u64;
                 running.flushing.then_some(running.number)
             }
+            Operation::Verb(_) => unreachable!("its stages are followed elsewhere"),
         }
     }
 
@@ -201,6 +216,9 @@ impl Responder {
 
     /// The answer to the oldest operation, if it has come.
     pub(super) fn answer(&mut self) -> Option<Answer> {
+        if let Some(answer) = self.stages.answer() {
+            return Some(answer);
+        }
         let answer = self.running.front_mut()?.answer.take()?;
         self.running.pop_front();
         Some(answer)

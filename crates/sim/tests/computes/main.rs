@@ -4,5 +4,7 @@
 mod clusters;
 mod kv;
 mod log;
+mod recipes;
 mod replicated;
+mod rpc;
 mod seeds;

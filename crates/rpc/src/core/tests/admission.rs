@@ -6,7 +6,7 @@ use std::time::Duration;
 use remanence_auth::{Gate, Token};
 use remanence_rnic::Instant;
 
-use super::{Datagram, End, Heap, address, at, bytes_of, datagram};
+use super::{Datagram, End, Heap, address, at};
 use crate::core::config::Config;
 use crate::core::endpoint::Endpoint;
 use crate::core::event::{Ended, Event, Failure, SessionId};
@@ -51,14 +51,14 @@ impl Pair {
 
     fn client_says(&mut self) -> Vec<Datagram> {
         let said: Vec<_> = std::iter::from_fn(|| self.client.poll_transmit(self.now))
-            .map(|transmit| datagram(&transmit))
+            .map(|transmit| Datagram::of(&transmit))
             .collect();
         self.said.extend(said.iter().cloned());
         said
     }
 
     fn server_says(&mut self) -> Vec<(Address, Datagram)> {
-        std::iter::from_fn(|| self.server.poll_transmit(self.now)).map(|t| (t.to, datagram(&t))).collect()
+        std::iter::from_fn(|| self.server.poll_transmit(self.now)).map(|t| (t.to, Datagram::of(&t))).collect()
     }
 
     fn tell_server(&mut self, from: Address, packet: &Datagram) {
@@ -129,7 +129,7 @@ fn who_has_the_token_gets_a_session_and_calls() {
     pair.client.call(pair.now, pair.session, 5, Arc::new(vec![7; 9]), 9, 1).unwrap();
     pair.exchange();
     let Some(Event::Request { id, body, .. }) = pair.server.poll_event() else { panic!("a request") };
-    assert_eq!(bytes_of(&body), [7; 9]);
+    assert_eq!(body.to_vec(), [7; 9]);
     assert!(pair.server.respond(id, Status::Done, None, 0));
     pair.exchange();
     assert!(matches!(pair.client.poll_event(), Some(Event::Response { tag: 1, .. })));

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Datagram, Draw, End, Heap, Percent as _, address, at, bytes_of, datagram};
+use super::{Datagram, Draw, End, Heap, address, at};
 use crate::core::config::Config;
 use crate::core::endpoint::Endpoint;
 use crate::core::event::Event;
@@ -42,7 +42,7 @@ fn nothing_that_an_enemy_says_breaks_an_end() {
                 while let Some(event) = ends[n].poll_event() {
                     match event {
                         Event::Request { id, body, .. } => {
-                            let bytes = bytes_of(&body);
+                            let bytes = body.to_vec();
                             let length = bytes.len() as u32;
                             ends[n].respond(id, Status::Done, Some(Arc::new(bytes)), length);
                         }
@@ -51,7 +51,7 @@ fn nothing_that_an_enemy_says_breaks_an_end() {
                     }
                 }
                 while let Some(transmit) = ends[n].poll_transmit(now) {
-                    let packet = datagram(&transmit);
+                    let packet = Datagram::of(&transmit);
                     let to = usize::from(transmit.to == address(1));
                     let from = if n == 0 { address(0) } else { address(1) };
                     let mut evil = packet.clone();
@@ -59,13 +59,13 @@ fn nothing_that_an_enemy_says_breaks_an_end() {
                         let i = draw.below(evil.0.len() as u64) as usize;
                         evil.0[i] = draw.next() as u8;
                     }
-                    if draw.percent(10) {
+                    if draw.below(100) < 10 {
                         evil.0.truncate(draw.below(evil.0.len() as u64 + 1) as usize);
                     }
-                    if draw.percent(10) {
+                    if draw.below(100) < 10 {
                         evil.0.extend((0..draw.below(100)).map(|_| 0xee));
                     }
-                    let liar: Address = if draw.percent(50) { from } else { address(66) };
+                    let liar: Address = if draw.below(100) < 50 { from } else { address(66) };
                     ends[to].handle_packet(now, &mut heaps[to], liar, evil);
                     ends[to].handle_packet(now, &mut heaps[to], from, packet);
                 }
@@ -88,13 +88,13 @@ fn who_is_not_on_the_path_can_end_or_read_nothing() {
         let mut quiet = true;
         while let Some(t) = client.poll_transmit(at(1)) {
             quiet = false;
-            server.handle_packet(at(1), sh, address(0), datagram(&t));
+            server.handle_packet(at(1), sh, address(0), Datagram::of(&t));
         }
         while let Some(t) = server.poll_transmit(at(1)) {
             quiet = false;
             // What is for others is not the client's.
             if t.to == address(0) {
-                client.handle_packet(at(1), ch, address(1), datagram(&t));
+                client.handle_packet(at(1), ch, address(1), Datagram::of(&t));
             }
         }
         if quiet {
@@ -131,7 +131,7 @@ fn sizes_that_do_not_fit_are_dropped() {
     let mut heap = Heap::default();
     let hello = Repr::Connect { session: 0, key: 5, incarnation: 1, capacity: 224, credits: 8 };
     server.handle_packet(at(0), &mut heap, address(0), Datagram(hello.emit().to_vec()));
-    let accept = datagram(&server.poll_transmit(at(0)).unwrap());
+    let accept = Datagram::of(&server.poll_transmit(at(0)).unwrap());
     let Ok(Repr::Accept { key: 5, drawn: key, .. }) = Repr::parse(accept.0[..].try_into().unwrap()) else {
         panic!("{accept:?}");
     };

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use remanence_rnic::Instant;
 
-use super::{Datagram, End, Heap, address, at, bytes_of, datagram};
+use super::{Datagram, End, Heap, address, at};
 use crate::core::buffers::Body;
 use crate::core::config::Config;
 use crate::core::endpoint::Endpoint;
@@ -56,11 +56,11 @@ impl Pair {
 
     /// What the client has to send now.
     fn client_says(&mut self) -> Vec<Datagram> {
-        std::iter::from_fn(|| self.client.poll_transmit(self.now)).map(|t| datagram(&t)).collect()
+        std::iter::from_fn(|| self.client.poll_transmit(self.now)).map(|t| Datagram::of(&t)).collect()
     }
 
     fn server_says(&mut self) -> Vec<Datagram> {
-        std::iter::from_fn(|| self.server.poll_transmit(self.now)).map(|t| datagram(&t)).collect()
+        std::iter::from_fn(|| self.server.poll_transmit(self.now)).map(|t| Datagram::of(&t)).collect()
     }
 
     fn tell_server(&mut self, packet: &Datagram) {
@@ -104,7 +104,7 @@ impl Pair {
 
     fn response(&mut self, tag: u64) -> Vec<u8> {
         match self.client.poll_event() {
-            Some(Event::Response { tag: of, status: Status::Done, body }) if of == tag => bytes_of(&body),
+            Some(Event::Response { tag: of, status: Status::Done, body }) if of == tag => body.to_vec(),
             other => panic!("a response was expected: {other:?}"),
         }
     }
@@ -140,7 +140,7 @@ fn with_few_receive_buffers_it_is_copied() {
     pair.exchange();
     let (_, body) = pair.request();
     assert!(matches!(body, Body::Message { len: 10, .. }));
-    assert_eq!(bytes_of(&body), [1; 10]);
+    assert_eq!(body.to_vec(), [1; 10]);
 }
 
 #[test]
@@ -152,7 +152,7 @@ fn messages_of_every_size_around_a_packet_arrive_whole() {
         pair.call(len, tag as u64);
         pair.exchange();
         let (id, body) = pair.request();
-        assert_eq!(bytes_of(&body), vec![tag as u8; len]);
+        assert_eq!(body.to_vec(), vec![tag as u8; len]);
         let answer = vec![!(tag as u8); len / 2 + 300];
         pair.respond(id, &answer);
         pair.exchange();
@@ -301,7 +301,7 @@ fn what_is_left_of_an_earlier_life_ends_no_later_one() {
     let mut pair = Pair::new();
     let mut old = Endpoint::<Heap>::new(config(0));
     old.connect(pair.now, address(2)).unwrap();
-    let hello = datagram(&old.poll_transmit(pair.now).unwrap());
+    let hello = Datagram::of(&old.poll_transmit(pair.now).unwrap());
     pair.tell_server(&hello);
     assert!(pair.server.poll_event().is_none());
     assert_eq!(pair.server.sessions(), 1);
@@ -442,7 +442,7 @@ fn a_handlers_time_is_no_round_trip() {
 fn a_late_hello_brings_no_session_back() {
     let mut client = Endpoint::<Heap>::new(config(1));
     let session = client.connect(at(0), address(2)).unwrap();
-    let hello = datagram(&client.poll_transmit(at(0)).unwrap());
+    let hello = Datagram::of(&client.poll_transmit(at(0)).unwrap());
     let mut pair = Pair::new();
     (pair.client, pair.session) = (client, session);
     pair.server = Endpoint::new(config(2));
@@ -469,7 +469,7 @@ fn a_session_whose_number_comes_again_with_another_key_is_a_new_one() {
         let hello = Repr::Connect { session: 3, key, incarnation: 1, capacity: 224, credits: 8 };
         let packet = Datagram(hello.emit().to_vec());
         server.handle_packet(at(0), &mut Heap::default(), address(1), packet);
-        let said = datagram(&server.poll_transmit(at(0)).expect("an answer"));
+        let said = Datagram::of(&server.poll_transmit(at(0)).expect("an answer"));
         let Repr::Accept { key: of, drawn, .. } = kind(&said) else { panic!("{:?}", kind(&said)) };
         assert_eq!(of, key);
         let told: Vec<_> = std::iter::from_fn(|| server.poll_event()).map(|e| format!("{e:?}")).collect();

@@ -288,7 +288,7 @@ impl Client {
                     Completion::Reply(reply)
                 }
             },
-            Input::Timer | Input::Durable { .. } => return,
+            Input::Timer | Input::Durable { .. } | Input::Datagram { .. } => return,
         };
         let Some(running) = &mut self.running else { return };
         let Some(what) = running.under_way.take() else { return };

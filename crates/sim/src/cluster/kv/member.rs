@@ -275,7 +275,9 @@ impl Member {
             Input::Timer => true,
             Input::Message { connection, bytes } => is_of_talk(*connection) || matches!(bytes[0], BEAT | ASK),
             Input::Connected { connection } | Input::Lost { connection, .. } => is_of_talk(*connection),
-            Input::Read { .. } | Input::Written { .. } | Input::Durable { .. } => false,
+            Input::Read { .. } | Input::Written { .. } | Input::Durable { .. } | Input::Datagram { .. } => {
+                false
+            }
         };
         if goes_on {
             self.take(input, host);
@@ -354,7 +356,7 @@ impl Member {
             Input::Message { bytes, .. } => came.push_back(Came::Message(bytes)),
             Input::Read { bytes, .. } => came.push_back(Came::Read(bytes)),
             Input::Durable { .. } => came.push_back(Came::Durable),
-            Input::Written { .. } | Input::Timer => {}
+            Input::Written { .. } | Input::Datagram { .. } | Input::Timer => {}
         }
     }
 

@@ -287,7 +287,7 @@ impl Session {
                 self.tracker.durable(n);
                 self.machine.handle(now, n, Event::Durable);
             }
-            Input::Written { .. } | Input::Timer => {}
+            Input::Written { .. } | Input::Datagram { .. } | Input::Timer => {}
         }
     }
 

@@ -168,7 +168,7 @@ impl<A: Simulated> Service<A> {
                 _ => self.machine.handle(now, n, Event::Data(bytes)),
             },
             Input::Durable { .. } => self.machine.handle(now, n, Event::Durable),
-            Input::Written { .. } | Input::Timer => {}
+            Input::Written { .. } | Input::Datagram { .. } | Input::Timer => {}
         }
     }
 
