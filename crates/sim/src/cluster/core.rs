@@ -502,7 +502,7 @@ impl<O> Core<O> {
             }
             Packet::Operation(operation) => {
                 self.counts.operations += 1;
-                if matches!(operation, Operation::Update { .. }) {
+                if matches!(operation, Operation::Update { .. } | Operation::Flush { .. }) {
                     self.moment(Moment::Update, receiver, Some(sender));
                 }
                 self.connections[connection].responders[to].take(operation);
@@ -693,6 +693,11 @@ impl<O> Host<'_, O> {
     /// Makes bytes of a disk of the other end visible, and no more than that.
     pub(crate) fn write(&mut self, connection: ConnectionId, disk: usize, offset: u64, bytes: Vec<u8>) {
         self.core.operate(self.node, connection, Operation::Write { disk, offset, bytes });
+    }
+
+    /// Makes durable what was written to a disk of the other end.
+    pub(crate) fn flush(&mut self, connection: ConnectionId, disk: usize, offset: u64, len: u64) {
+        self.core.operate(self.node, connection, Operation::Flush { disk, offset, len });
     }
 
     /// What the other end of a connection may write here from now on, by where it begins and how many bytes it has: nothing at first.

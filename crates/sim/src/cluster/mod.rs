@@ -18,6 +18,7 @@
 //! | `task.rs` | code of a process that waits |
 //! | [`kv`] | the replicated key-value store as a service: its members, its clients, and what must be true |
 //! | [`log`] | the replicated log as a service: its servers, its writers, and what must be true |
+//! | [`pool`] | durable blobs on several servers as a service: its servers, its clients, and what must be true |
 //! | [`replicated`] | a replicated service over that log: its hosts, its clients, and what must be true |
 
 mod aim;
@@ -27,6 +28,7 @@ mod fault;
 pub mod kv;
 mod link;
 pub mod log;
+pub mod pool;
 mod queue;
 pub mod replicated;
 mod run;

@@ -4,5 +4,6 @@
 mod clusters;
 mod kv;
 mod log;
+mod pool;
 mod replicated;
 mod seeds;
