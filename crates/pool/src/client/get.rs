@@ -319,6 +319,11 @@ impl Download {
         })
     }
 
+    /// Bytes of the blob.
+    pub(super) const fn len(&self) -> u64 {
+        self.len
+    }
+
     pub(super) fn read(&mut self, client: &mut Client, into: &mut [u8]) -> io::Result<usize> {
         let result = self.try_read(client, into);
         result.map_err(|lost| {
