@@ -63,6 +63,12 @@ const RUNS: &[Run] = &[
         test!("sim", "--test", "computes", "kv::"),
     ),
     run_of(
+        "pool-cluster",
+        "simulated clusters of blobs",
+        NIGHT,
+        test!("sim", "--test", "computes", "pool::"),
+    ),
+    run_of(
         "log-crash",
         "the log's crashes at every persist point",
         NIGHT,

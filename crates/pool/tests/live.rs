@@ -189,6 +189,30 @@ fn a_damaged_copy_is_noticed_and_the_next_server_asked() {
     assert!(matches!(error, Error::Unreadable { ref lost, .. } if lost.len() == 2), "{error}");
 }
 
+#[test]
+fn a_server_that_stops_while_it_is_read_is_left_and_the_next_one_asked() {
+    let mut hosts = [Host::new(16 << 20), Host::new(16 << 20)];
+    let servers: Vec<_> = hosts.iter().map(Host::named).collect();
+    let context = hosts[0].context();
+    // Most of it is asked for when the server is gone.
+    let options = Options::new(servers).tokens([token()]).ring(2, 64 << 10);
+    let mut client = Client::connect(&context, options, 2).expect("both there");
+    put(&mut client, "a", bytes(1, 3_000_000), 2).expect("durable");
+    let (mut data, mut left) = (Vec::new(), None);
+    let got = client.get(&name("a"), |reader| {
+        data.resize(1000, 0);
+        reader.read_exact(&mut data)?;
+        if left.is_none() {
+            left = Some(reader.server());
+            hosts[reader.server()].take().stop().expect("closed");
+        }
+        reader.read_to_end(&mut data).map(drop)
+    });
+    let got = got.expect("the other one has it");
+    assert_eq!((got.lost.len(), Some(got.server)), (1, left.map(|left| 1 - left)));
+    assert_eq!(data, bytes(1, 3_000_000));
+}
+
 /// A put of OLD reaches one server of three, and fails; the others come back without it, and NEW is put on them. With
 /// the first one back NEW is what everybody reads, and what a catch-up spreads, whatever the random numbers.
 #[test]

@@ -14,7 +14,7 @@
 //! | `target.rs`, `check.rs`, `finish.rs` | the oracle |
 //! | `trace.rs`, `report.rs` | what a person gets to see |
 //! | [`history`] | decides whether what concurrent clients saw is linearizable |
-//! | [`cluster`] | clusters of services above the engine: the replicated log, a replicated service over it, the replicated key-value store, remote procedure calls, recipes of persistence |
+//! | [`cluster`] | clusters of services above the engine: the replicated log, a replicated service over it, the replicated key-value store, durable blobs, remote procedure calls, recipes of persistence |
 #![forbid(unsafe_code)]
 
 mod check;

@@ -5,6 +5,7 @@ use std::time::Instant;
 use remanence_remotelog::Mode;
 use remanence_sim::cluster::kv::Kv;
 use remanence_sim::cluster::log::Log;
+use remanence_sim::cluster::pool::Pool;
 use remanence_sim::cluster::recipes::Recipes;
 use remanence_sim::cluster::replicated::Replicated;
 use remanence_sim::cluster::rpc::Rpc;
@@ -22,6 +23,7 @@ Examples:
   rem sim --seed 0 --count 5000         those runs; the first that fails is told and ends it
   rem sim --cluster log --seeds 0..500  a log on several servers, its writers, and what happens to them
   rem sim --cluster kv --seeds 0..500   a store on several members, its clients, and what happens to them
+  rem sim --cluster pool --seeds 0..500 blobs on several servers, their clients, and what happens to them
   rem sim --cluster replicated --seeds 0..500  a replicated service: a log's servers, hosts and clients
   rem sim --cluster rpc --seeds 0..500  calls to servers with logs, over datagrams that are lost, repeated, late and out of order
   rem sim --cluster recipes --seeds 0..500  updates that are made durable on responders of all kinds, by the recipe for each")]
@@ -50,16 +52,16 @@ pub(crate) struct Args {
     /// Records that a writer of a log appends each time, at most
     #[arg(long, value_name = "N")]
     records: Option<u32>,
-    /// Servers of a log (also that of a service) or members of a store, in place of as many as its seed draws; --acks goes with it
+    /// Servers of a log (also that of a service) or of blobs, or members of a store, in place of as many as its seed draws; --acks goes with it
     #[arg(long, value_name = "N", requires = "acks", value_parser = clap::value_parser!(u16).range(1..=16))]
     servers: Option<u16>,
-    /// How many of them must have a record before it is acknowledged
+    /// How many of them must have a record or a blob before it is acknowledged
     #[arg(long, value_name = "N", requires = "servers", value_parser = clap::value_parser!(u16).range(1..=16))]
     acks: Option<u16>,
     /// How the ends of a log's records are found (also that of a service): singleton or compound
     #[arg(long, value_name = "MODE", value_parser = parse_mode)]
     mode: Option<Mode>,
-    /// Operations of each client of a store or a service, at most
+    /// Operations of each client of a store, of blobs or of a service, at most
     #[arg(long, value_name = "N")]
     operations: Option<u32>,
     /// Print one JSON object for each run
@@ -75,6 +77,8 @@ enum Cluster {
     Log,
     /// A key-value store on several members
     Kv,
+    /// Durable blobs on several servers
+    Pool,
     /// A replicated service, on the servers of a log
     Replicated,
     /// Remote procedure calls, and the logs of those who are called
@@ -128,6 +132,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
         Cluster::Engines => engines(args),
         Cluster::Log => service::<Log>(args),
         Cluster::Kv => service::<Kv>(args),
+        Cluster::Pool => service::<Pool>(args),
         Cluster::Replicated => service::<Replicated>(args),
         Cluster::Rpc => service::<Rpc>(args),
         Cluster::Recipes => service::<Recipes>(args),

@@ -90,7 +90,11 @@ impl AsyncClient {
     /// # Errors
     /// As [`Client::connect_to`].
     pub async fn connect_to(options: Options, need: usize) -> Result<Self, Error> {
-        elsewhere(move || Client::connect_to(options, need)).await.map(Self::over)
+        let connects = move || {
+            let context = super::towards(&options, need)?;
+            Client::connect(&context, options, need).map(|client| Self::over(client, context))
+        };
+        elsewhere(connects).await
     }
 
     /// Connects to all servers of `options`, at least `need` of which must be there.
@@ -99,12 +103,13 @@ impl AsyncClient {
     /// As [`Client::connect`].
     pub async fn connect(context: &Context, options: Options, need: usize) -> Result<Self, Error> {
         let context = context.clone();
-        elsewhere(move || Client::connect(&context, options, need)).await.map(Self::over)
+        let connects =
+            move || Client::connect(&context, options, need).map(|client| Self::over(client, context));
+        elsewhere(connects).await
     }
 
-    fn over(client: Client) -> Self {
+    fn over(client: Client, context: Context) -> Self {
         let options = Arc::new(client.options.clone());
-        let context = client.context.clone();
         let slot = ClientSlot { context, options: Arc::clone(&options), client: Some(client) };
         Self { turns: Turns::new(slot), options }
     }

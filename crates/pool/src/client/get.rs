@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::io::{self, Read};
 use std::time::{Duration, Instant};
 
-use super::link::{self, Happened, Tag};
+use super::network::{Happened, Tag};
 use super::{Client, Error, LossReason, Lost, News, Options, ServerIndex};
 use crate::blob::{BlobName, Digest, DigestHasher, Version};
 use crate::proto::{Code, RemoteExtent, Reply, Request};
@@ -237,8 +237,8 @@ impl Client {
     fn bring(&mut self, name: &BlobName, reading: &Reading) -> Result<bool, String> {
         let servers = reading.behind.iter().map(|server| self.options.servers[*server].clone()).collect();
         let options = Options { servers, ..self.options.clone() };
-        let context = self.context.clone();
-        let mut to = Self::connect(&context, options, reading.missing()).map_err(|e| e.to_string())?;
+        let network = self.network.another().map_err(|e| e.to_string())?;
+        let mut to = Self::over(network, options, reading.missing()).map_err(|e| e.to_string())?;
         let mut why = String::new();
         for &holder in &reading.holders {
             let download = match Download::open(self, holder, name) {
@@ -319,6 +319,11 @@ impl Download {
         })
     }
 
+    /// Bytes of the blob.
+    pub(super) const fn len(&self) -> u64 {
+        self.len
+    }
+
     pub(super) fn read(&mut self, client: &mut Client, into: &mut [u8]) -> io::Result<usize> {
         let result = self.try_read(client, into);
         result.map_err(|lost| {
@@ -348,8 +353,8 @@ impl Download {
             None => self.next_chunk(client)?,
         };
         let n = into.len().min((have - at) as usize);
-        let place = client.ring.offset() + u64::from(slot) * u64::from(client.options.chunk) + u64::from(at);
-        client.ring.region().read(place, &mut into[..n]);
+        let place = u64::from(slot) * u64::from(client.options.chunk) + u64::from(at);
+        client.ring.read(place, &mut into[..n]);
         self.hasher.update(&into[..n]);
         self.handed_out += n as u64;
         let at = at + n as u32;
@@ -388,7 +393,7 @@ impl Download {
             }
             self.unasked -= len;
             let tag = client.tag();
-            let to = client.ring.sge(u64::from(slot) * u64::from(chunk), len as u32);
+            let to = (u64::from(slot) * u64::from(chunk), len as u32);
             client.on(self.server, |link| link.read(to, addr, rkey, tag))?;
             self.under_way.push_back((tag, slot, len as u32));
         }
@@ -397,6 +402,10 @@ impl Download {
 
     fn wait_for(&self, client: &mut Client, tag: Tag) -> Result<(), Lost> {
         loop {
+            // From a server that is lost nothing comes any more, but what has come already.
+            if client.news.is_empty() && client.link(self.server).is_none() {
+                return Err(client.why_lost(self.server));
+            }
             match client.next_news() {
                 Some(News::From(_, Happened::Completed(done))) if done == tag => return Ok(()),
                 Some(News::Lost(server)) if server == self.server => return Err(client.why_lost(server)),
@@ -414,7 +423,6 @@ impl Download {
             }
         }
         let lease = self.lease;
-        let _: Result<(), Lost> =
-            client.on(self.server, |link: &mut link::Link| link.tell(Request::Release { lease }));
+        let _: Result<(), Lost> = client.on(self.server, |link| link.tell(Request::Release { lease }));
     }
 }

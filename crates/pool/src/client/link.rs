@@ -1,72 +1,103 @@
-//! One server, as a client sees it: two connections, numbered requests, work in flight.
+//! One server over verbs: two connections, and the device that all links of a client have.
 //!
-//! The control QP carries requests and replies; it never waits behind a FLUSH, so a server that does not answer there
-//! is gone, and not just busy. While anything is outstanding a silent server is asked for a sign of life, by a deadline of
-//! its session on the reactor.
+//! What is said on them, and when a server is given up, is decided in [`dialogue`](super::dialogue); the deadline of that is one of the control
+//! QP's session on the reactor.
 
-use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use remanence_pmem::Region;
-use remanence_rnic::{
-    Access, Data, Placement, QpCaps, RecvWr, RemoteAddr, Selectivity, SendFlags, SendOp, SendWr, Sge, Wc,
-    WcOpcode, WcStatus,
-};
-use remanence_service::client::{Endpoint, Reactor};
-use remanence_verbs::{ConnectAttr, Connection, Error as VerbsError, Mr, Pd, Qp};
-use remanence_wire::Rkey;
+use remanence_rnic::{Access, Data, QpCaps, RecvWr, SendFlags, SendOp, SendWr, Sge, Wc, WcOpcode, WcStatus};
+use remanence_service::client::{Came, Endpoint, Reactor, Waiter};
+use remanence_verbs::{ConnectAttr, Connection, Context, Error as VerbsError, Mr, Pd, Qp};
 
-use super::error::LossReason;
-use crate::auth::{Side, Token};
+use super::dialogue::{DATA_DEPTH, Dialogue, Introduced, Introduction};
+use super::error::{Error, LossReason};
+use super::network::{Happened, Link, Network, Tag, Waker};
+use super::{Options, device};
+use crate::auth::Token;
 use crate::proto::{Code, MAX_MESSAGE, PoolInfo, Purpose, Reply, Request, WINDOW};
-
-/// Work requests on the data QP at most; each piece of a chunk and each FLUSH is one.
-const DATA_DEPTH: usize = 128;
 
 /// READs and FLUSHes that the responder keeps track of at a time.
 const RD_ATOMIC: u8 = 16;
 
-/// A server with work to do that said nothing for so long is asked for a sign of life.
-const SILENCE: Duration = Duration::from_millis(300);
-
 /// Send buffers on the control QP.
 const SENDS: usize = 2 * WINDOW;
 
-/// A request's or a work request's owner, as the client numbers them.
-pub(super) type Tag = u64;
-
-/// What happened on a link.
-#[derive(Debug)]
-pub(super) enum Happened {
-    /// A reply to the request with this tag.
-    Replied(Tag, Reply),
-    /// The data work request with this tag completed.
-    Completed(Tag),
+/// The device of a client, and what all its links have in common.
+pub(super) struct Device {
+    context: Context,
+    pd: Pd,
+    /// For any of the servers.
+    waiter: Waiter,
+    ring: Mr,
+    options: Options,
 }
 
-pub(super) struct Link {
-    pub(super) name: String,
-    pub(super) info: PoolInfo,
+impl Device {
+    pub(super) fn open(context: &Context, options: &Options) -> Result<Self, Error> {
+        let pd = context.alloc_pd()?;
+        let reactor = Reactor::new(context)?;
+        // Made before the links: it is told of whatever comes on them.
+        let waiter = reactor.waiter();
+        let region = Region::anonymous(u64::from(options.chunk) * u64::from(options.chunks))
+            .map_err(|e| device("the ring of chunks", e))?;
+        let ring = pd.reg_mr(&region, Access::LOCAL_WRITE)?;
+        Ok(Self { context: context.clone(), pd, waiter, ring, options: options.clone() })
+    }
+}
+
+impl Network for Device {
+    /// Each by a thread of its own, as one that does not answer takes seconds.
+    fn connect(&mut self, servers: &[(String, SocketAddr)]) -> Vec<Result<Box<dyn Link>, LossReason>> {
+        let Options { tokens, connect_limit, answer_limit, .. } = &self.options;
+        let (reactor, pd, buffer) = (self.waiter.reactor(), &self.pd, self.ring.sge(0, 0));
+        let desk = Desk { reactor, pd, tokens, limit: *connect_limit, answer_limit: *answer_limit, buffer };
+        let boxed = |link: QpLink| -> Box<dyn Link> { Box::new(link) };
+        std::thread::scope(|scope| {
+            let opening: Vec<_> =
+                servers.iter().map(|(_, at)| scope.spawn(move || QpLink::open(desk, *at))).collect();
+            let opened =
+                opening.into_iter().map(|one| one.join().unwrap_or_else(|_| Err(local("a thread died"))));
+            opened.map(|link| link.map(boxed)).collect()
+        })
+    }
+
+    fn another(&self) -> Result<Box<dyn Network>, Error> {
+        Ok(Box::new(Self::open(&self.context, &self.options)?))
+    }
+
+    fn memory(&self) -> &Region {
+        self.ring.region()
+    }
+
+    fn wait(&mut self) -> bool {
+        self.waiter.wait(None).expect("the queue holds all completions") != Came::Woken
+    }
+
+    fn waker(&self) -> Option<Waker> {
+        Some(self.waiter.reactor().waker())
+    }
+
+    fn random(&mut self, into: &mut [u8]) -> Result<(), Error> {
+        getrandom::fill(into).map_err(|e| device("random bytes", e))
+    }
+}
+
+/// A server's two QPs.
+struct QpLink {
+    info: PoolInfo,
     control: Half,
     data: Option<Half>,
     /// WINDOW receive buffers, then SENDS send buffers.
     buffers: Mr,
+    /// The first byte of the client's memory.
+    ring: Sge,
     free_sends: Vec<u32>,
-    next_number: u32,
-    unanswered: BTreeMap<u32, Tag>,
-    unsent: VecDeque<(Request, Tag)>,
-    /// Work requests on the data QP, in the order in which they will complete.
-    in_flight: VecDeque<Tag>,
-    heard: Instant,
-    /// When its program answered last, or began to owe an answer, and how long it may take for the next one.
-    answered: Instant,
-    answer_limit: Duration,
-    /// That was over when somebody looked, who may not have looked for long: what has come lies in the queue then.
-    late: bool,
-    /// A deadline is set at which somebody looks whether it is silent.
-    watched: bool,
-    pinged: bool,
+    began: Instant,
+    dialogue: Dialogue,
+    /// The deadline of the dialogue that the session has.
+    deadline: Option<Duration>,
     completions: Vec<Wc>,
 }
 
@@ -84,13 +115,14 @@ impl Half {
 
 /// What links are opened with.
 #[derive(Clone, Copy)]
-pub(super) struct Desk<'a> {
-    pub(super) reactor: &'a Reactor,
-    pub(super) pd: &'a Pd,
-    pub(super) tokens: &'a [Token],
+struct Desk<'a> {
+    reactor: &'a Reactor,
+    pd: &'a Pd,
+    tokens: &'a [Token],
     /// How long a server may take to answer while it is connected to, each time; and from then on.
-    pub(super) limit: Duration,
-    pub(super) answer_limit: Duration,
+    limit: Duration,
+    answer_limit: Duration,
+    buffer: Sge,
 }
 
 impl Desk<'_> {
@@ -108,9 +140,6 @@ impl Desk<'_> {
     }
 }
 
-/// The tag of requests whose replies nobody waits for.
-const NOBODY: Tag = u64::MAX;
-
 fn local(error: impl std::fmt::Display) -> LossReason {
     LossReason::Local(error.to_string())
 }
@@ -127,9 +156,9 @@ fn refusal(error: VerbsError) -> LossReason {
     LossReason::Unreachable(error.to_string())
 }
 
-impl Link {
+impl QpLink {
     /// Connects the control QP, proves the token both ways, then connects the data QP.
-    fn open(desk: Desk<'_>, (name, address): &(String, SocketAddr)) -> Result<Self, LossReason> {
+    fn open(desk: Desk<'_>, address: SocketAddr) -> Result<Self, LossReason> {
         let caps = QpCaps {
             max_send_wr: SENDS as u32,
             max_recv_wr: WINDOW as u32,
@@ -143,50 +172,36 @@ impl Link {
         // Three retries: with the CM's timeout of half a second a dead server is noticed after about two.
         let attr = ConnectAttr { access: Access::REMOTE_WRITE, retry_cnt: 3, ..ConnectAttr::default() };
         let mut this = Self {
-            name: name.clone(),
             info: PoolInfo::unknown(),
-            control: desk.connect(*address, caps, &attr, &Purpose::Control)?,
+            control: desk.connect(address, caps, &attr, &Purpose::Control)?,
             data: None,
             buffers,
+            ring: desk.buffer,
             free_sends: (0..SENDS as u32).collect(),
-            next_number: 1,
-            unanswered: BTreeMap::new(),
-            unsent: VecDeque::new(),
-            in_flight: VecDeque::new(),
-            heard: Instant::now(),
-            answered: Instant::now(),
-            answer_limit: desk.answer_limit,
-            late: false,
-            watched: false,
-            pinged: false,
+            began: Instant::now(),
+            dialogue: Dialogue::new(Duration::ZERO, desk.answer_limit),
+            deadline: None,
             completions: Vec::new(),
         };
         (0..WINDOW as u64).try_for_each(|slot| this.post_recv(slot)).map_err(local)?;
         let mut nonce = [0; 32];
         getrandom::fill(&mut nonce).map_err(local)?;
-        let (theirs, fingerprint) = match this.converse(Request::Hello { nonce }, desk.limit)? {
-            Reply::Challenge { nonce, fingerprint } => (nonce, fingerprint),
-            other => return Err(unexpected(other)),
+        let (mut introduction, mut request) = Introduction::new(nonce);
+        let ticket = loop {
+            let reply = this.converse(request, desk.limit)?;
+            match introduction.replied(reply, desk.tokens)? {
+                Introduced::Ask(next) => request = next,
+                Introduced::Welcome { ticket, info } => {
+                    this.info = info;
+                    break ticket;
+                }
+            }
         };
-        let token = desk
-            .tokens
-            .iter()
-            .find(|token| token.fingerprint() == fingerprint)
-            .ok_or(LossReason::WrongToken)?;
-        let proof = Side::Client.prove(token, &nonce, &theirs);
-        let (proof, ticket, info) = match this.converse(Request::Authenticate { proof }, desk.limit)? {
-            Reply::Welcome { proof, ticket, info } => (proof, ticket, info),
-            other => return Err(unexpected(other)),
-        };
-        if !Side::Server.verify(token, &nonce, &theirs, &proof) {
-            return Err(LossReason::Impostor);
-        }
-        this.info = info;
         let caps = QpCaps { max_send_wr: DATA_DEPTH as u32, max_recv_wr: 1, ..caps };
         let attr =
             ConnectAttr { access: Access::empty(), max_rd_atomic: RD_ATOMIC, ..ConnectAttr::default() };
-        this.data = Some(desk.connect(*address, caps, &attr, &Purpose::Data { ticket })?);
-        this.heard = Instant::now();
+        this.data = Some(desk.connect(address, caps, &attr, &Purpose::Data { ticket })?);
+        this.dialogue.hears(this.now());
         Ok(this)
     }
 
@@ -209,15 +224,9 @@ impl Link {
         }
     }
 
-    /// Takes what has completed on the link, and asks a server that is silent for a sign of life. What happened before the link
-    /// failed is told as well.
-    pub(super) fn look(&mut self, happened: &mut Vec<Happened>) -> Result<(), LossReason> {
-        self.completions.clear();
-        for half in [Some(&self.control), self.data.as_ref()].into_iter().flatten() {
-            half.endpoint.take(&mut self.completions);
-        }
-        self.take(happened)?;
-        if self.control.endpoint.take_due() { self.due() } else { Ok(()) }
+    /// For the dialogue.
+    fn now(&self) -> Duration {
+        self.began.elapsed()
     }
 
     fn take(&mut self, happened: &mut Vec<Happened>) -> Result<(), LossReason> {
@@ -230,27 +239,12 @@ impl Link {
         outcome
     }
 
-    /// Sends a request, or keeps it until the server may be asked.
-    pub(super) fn ask(&mut self, request: Request, tag: Tag) -> Result<(), LossReason> {
-        self.unsent.push_back((request, tag));
-        self.push()?;
-        self.watch(Instant::now());
-        Ok(())
-    }
-
-    /// As [`Link::ask`], when the reply does not matter.
-    pub(super) fn tell(&mut self, request: Request) -> Result<(), LossReason> {
-        self.ask(request, NOBODY)
-    }
-
+    /// Sends what may be sent, and has somebody look in time whether the server is silent.
     fn push(&mut self) -> Result<(), LossReason> {
-        while self.unanswered.len() < WINDOW
-            && let Some(slot) = self.free_sends.last().copied()
-            && let Some((request, tag)) = self.unsent.pop_front()
+        let now = self.now();
+        while let Some(slot) = self.free_sends.last().copied()
+            && let Some(message) = self.dialogue.next_message(now)
         {
-            let number = self.next_number;
-            self.next_number = number.wrapping_add(1);
-            let message = request.emit(number);
             let at = (WINDOW as u64 + u64::from(slot)) * MAX_MESSAGE as u64;
             self.buffers.region().write(at, &message);
             let sge = self.buffers.sge(at, message.len() as u32);
@@ -263,10 +257,13 @@ impl Link {
             };
             self.control.qp().post_send(&wr).map_err(local)?;
             self.free_sends.pop();
-            if self.unanswered.is_empty() {
-                (self.answered, self.late) = (Instant::now(), false);
+        }
+        let deadline = self.dialogue.deadline();
+        if self.deadline != deadline {
+            self.deadline = deadline;
+            if let Some(at) = deadline {
+                self.control.endpoint.set_deadline(Some(self.began + at));
             }
-            self.unanswered.insert(number, tag);
         }
         Ok(())
     }
@@ -274,49 +271,6 @@ impl Link {
     fn post_recv(&self, slot: u64) -> Result<(), VerbsError> {
         let sge = self.buffers.sge(slot * MAX_MESSAGE as u64, MAX_MESSAGE as u32);
         Ok(self.control.qp().post_recv(&RecvWr { wr_id: slot, sges: &[sge] })?)
-    }
-
-    /// How many work requests the data QP takes now.
-    pub(super) fn budget(&self) -> usize {
-        DATA_DEPTH - self.in_flight.len()
-    }
-
-    /// Whether the server has something to do for us.
-    fn is_busy(&self) -> bool {
-        !self.unanswered.is_empty() || !self.in_flight.is_empty() || !self.unsent.is_empty()
-    }
-
-    /// WRITEs from our memory.
-    pub(super) fn write(&mut self, from: Sge, addr: u64, rkey: u32, tag: Tag) -> Result<(), LossReason> {
-        let to = RemoteAddr { addr, rkey: Rkey(rkey) };
-        self.post(SendOp::Write(to), &[from], tag)
-    }
-
-    /// READs into our memory.
-    pub(super) fn read(&mut self, to: Sge, addr: u64, rkey: u32, tag: Tag) -> Result<(), LossReason> {
-        let from = RemoteAddr { addr, rkey: Rkey(rkey) };
-        self.post(SendOp::Read(from), &[to], tag)
-    }
-
-    /// FLUSHes a range, with persistence where the server's pool can have it.
-    pub(super) fn flush(&mut self, addr: u64, len: u64, rkey: u32, tag: Tag) -> Result<(), LossReason> {
-        let placement = match self.info.guarantee.is_durable() {
-            true => Placement::Persistence,
-            false => Placement::GlobalVisibility,
-        };
-        let len = u32::try_from(len).map_err(|_| LossReason::Nonsense)?;
-        let remote = RemoteAddr { addr, rkey: Rkey(rkey) };
-        self.post(SendOp::Flush { remote, len, placement, selectivity: Selectivity::Range }, &[], tag)
-    }
-
-    /// Any operation on the data QP.
-    pub(super) fn post(&mut self, op: SendOp, sges: &[Sge], tag: Tag) -> Result<(), LossReason> {
-        assert!(self.budget() > 0, "the caller keeps to the budget");
-        let wr = SendWr { wr_id: 0, op, data: Data::Sges(sges), flags: SendFlags::SIGNALED, ud: None };
-        self.data_qp().post_send(&wr).map_err(local)?;
-        self.in_flight.push_back(tag);
-        self.watch(Instant::now());
-        Ok(())
     }
 
     fn data_qp(&self) -> &Qp {
@@ -331,12 +285,12 @@ impl Link {
             WcStatus::WrFlushErr => return Err(LossReason::Left),
             other => return Err(LossReason::Access(other.to_string())),
         }
-        self.heard = Instant::now();
+        let now = self.now();
         if wc.qpn != self.control.qp().qpn() {
-            let tag = self.in_flight.pop_front().ok_or(LossReason::Nonsense)?;
-            return Ok(Some(Happened::Completed(tag)));
+            return self.dialogue.completed(now).map(Some);
         }
         if wc.opcode != WcOpcode::Recv {
+            self.dialogue.hears(now);
             self.free_sends.push(wc.wr_id as u32);
             self.push()?;
             return Ok(None);
@@ -344,77 +298,55 @@ impl Link {
         let mut message = vec![0; wc.byte_len as usize];
         self.buffers.region().read(wc.wr_id * MAX_MESSAGE as u64, &mut message);
         self.post_recv(wc.wr_id).map_err(local)?;
-        let (number, reply) = Reply::parse(&message).map_err(|_| LossReason::Nonsense)?;
-        let tag = self.unanswered.remove(&number).ok_or(LossReason::Nonsense)?;
-        (self.answered, self.late) = (self.heard, false);
+        let happened = self.dialogue.replied(now, &message)?;
         self.push()?;
-        if tag == NOBODY {
-            (self.pinged, self.watched) = (false, false);
-            self.watch(self.heard);
-            return Ok(None);
-        }
-        Ok(Some(Happened::Replied(tag, reply)))
+        Ok(happened)
+    }
+}
+
+impl Link for QpLink {
+    fn info(&self) -> &PoolInfo {
+        &self.info
     }
 
-    /// While the server has something to do for us, somebody looks in time whether it has been silent since then, or has left something
-    /// unanswered for too long. The deadline is not moved at each sign of life, but when it is over.
-    fn watch(&mut self, since: Instant) {
-        if self.watched {
-            return;
-        }
-        let silence = (self.is_busy() && !self.pinged && !self.late).then(|| since + SILENCE);
-        let limit = || if self.late { Instant::now() + SILENCE } else { self.answered + self.answer_limit };
-        let answer = (!self.unanswered.is_empty()).then(limit);
-        let first = [silence, answer].into_iter().flatten().min();
-        self.watched = first.is_some();
-        if self.watched {
-            self.control.endpoint.set_deadline(first);
-        }
+    fn ask(&mut self, request: Request, tag: Tag) -> Result<(), LossReason> {
+        self.dialogue.ask(self.now(), request, tag);
+        self.push()
     }
 
-    /// Asks a silent server for a sign of life. The acknowledgement of the SEND is one already, of its device; the reply shows that its
-    /// program is not stuck, and it is given up if nothing is answered in time.
-    fn due(&mut self) -> Result<(), LossReason> {
-        self.watched = false;
-        let now = Instant::now();
-        if !self.unanswered.is_empty() && now >= self.answered + self.answer_limit {
-            if self.late {
-                return Err(LossReason::Stuck(self.answer_limit));
-            }
-            self.late = true;
+    fn budget(&self) -> usize {
+        self.dialogue.budget()
+    }
+
+    fn post(&mut self, op: SendOp, chunk: Option<(u64, u32)>, tag: Tag) -> Result<(), LossReason> {
+        assert!(self.budget() > 0, "the caller keeps to the budget");
+        let sge = chunk.map(|(at, len)| Sge { addr: self.ring.addr.wrapping_add(at), len, ..self.ring });
+        let data = Data::Sges(sge.as_slice());
+        let wr = SendWr { wr_id: 0, op, data, flags: SendFlags::SIGNALED, ud: None };
+        self.data_qp().post_send(&wr).map_err(local)?;
+        self.dialogue.posted(self.now(), tag);
+        self.push()
+    }
+
+    fn look(&mut self, happened: &mut Vec<Happened>) -> Result<(), LossReason> {
+        self.completions.clear();
+        for half in [Some(&self.control), self.data.as_ref()].into_iter().flatten() {
+            half.endpoint.take(&mut self.completions);
         }
-        if self.is_busy() && !self.pinged && now >= self.heard + SILENCE {
-            self.pinged = true;
-            self.tell(Request::Ping)?;
+        self.take(happened)?;
+        if self.control.endpoint.take_due() {
+            self.dialogue.due(self.now())?;
+            self.push()?;
         }
-        self.watch(self.heard);
         Ok(())
     }
 }
 
-/// A reply that does not fit the request: a refusal, or nonsense.
-pub(super) fn unexpected(reply: Reply) -> LossReason {
-    match reply {
-        Reply::Refused { code: Code::WrongToken, .. } => LossReason::WrongToken,
-        Reply::Refused { code, reason } => LossReason::Refused { code, reason },
-        _ => LossReason::Nonsense,
-    }
-}
-
 /// The connection manager is told on the way out; nobody waits for its answer.
-impl Drop for Link {
+impl Drop for QpLink {
     fn drop(&mut self) {
         for half in [Some(&self.control), self.data.as_ref()].into_iter().flatten() {
             let _ = half.connection.disconnect();
         }
     }
-}
-
-/// Opens links to several servers at once: each by a thread of its own, as one that does not answer takes seconds.
-pub(super) fn open_all(desk: Desk<'_>, servers: &[(String, SocketAddr)]) -> Vec<Result<Link, LossReason>> {
-    std::thread::scope(|scope| {
-        let opening: Vec<_> =
-            servers.iter().map(|server| scope.spawn(move || Link::open(desk, server))).collect();
-        opening.into_iter().map(|one| one.join().unwrap_or_else(|_| Err(local("a thread died")))).collect()
-    })
 }

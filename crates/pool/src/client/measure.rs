@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use remanence_rnic::{Placement, RemoteAddr, Selectivity, SendOp};
 use remanence_wire::Rkey;
 
-use super::link::Happened;
+use super::network::Happened;
 use super::{Client, LossReason, Lost, News, ServerIndex};
 use crate::proto::{RemoteExtent, Reply, Request};
 
@@ -161,11 +161,11 @@ impl Scratch<'_> {
             placement: if self.durable() { Placement::Persistence } else { Placement::GlobalVisibility },
             selectivity: Selectivity::Range,
         };
-        let data = self.client.ring.sge(0, op.bytes(size));
+        let chunk = (0, op.bytes(size));
         let mut post = |op: SendOp, with_data: bool| {
             let tag = self.client.tag();
-            let sges = if with_data { std::slice::from_ref(&data) } else { &[] };
-            self.client.on(self.server, |link| link.post(op, sges, tag)).map(|()| tag)
+            let chunk = with_data.then_some(chunk);
+            self.client.on(self.server, |link| link.post(op, chunk, tag)).map(|()| tag)
         };
         match op {
             Op::Ping => unreachable!("a request, not a work request"),

@@ -3,18 +3,20 @@
 //! A [`Client`] has a link to each server and a ring of registered memory that all of them share: a chunk of data is
 //! read into it once and written to every server from there. All links are on one reactor: their servers are waited for
 //! together, and for nothing else. Nothing here has threads of its own but the one that reads the source of a
-//! [`put`](Client::put), which wakes who waits.
+//! [`put`](Client::put), which wakes who waits. What it decides stands on a [`Network`], live or simulated.
 //!
 //! An [`AsyncClient`] is the same with futures.
 //!
-//! Read in this order: [`transfer`] (pure: what goes to one server next), `link` (one server's connections), `put`, `get`,
-//! `resync`.
+//! Read in this order: [`transfer`] (pure: what goes to one server next), [`dialogue`] (pure: what is said to it), [`network`] (what carries
+//! both out), `link` (that over verbs), `put`, `get`, `resync`.
 
 mod asynch;
+pub mod dialogue;
 mod error;
 mod get;
 mod link;
 pub mod measure;
+pub mod network;
 mod put;
 mod resync;
 pub mod transfer;
@@ -23,14 +25,13 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use remanence_pmem::{Region, Survives};
-use remanence_rnic::Access;
-use remanence_service::client::{Came, Reactor, Waiter};
-use remanence_verbs::{Context, Mr};
+use remanence_verbs::Context;
 
 pub use asynch::AsyncClient;
 pub use error::{Error, LossReason, Lost};
 pub use get::{BlobReader, Got};
-use link::{Desk, Happened, Link, Tag};
+use link::Device;
+use network::{Happened, Link, Network, Tag};
 pub use put::{Event, PutReport, Source, Upload};
 pub use resync::{Difference, SyncReport, differences};
 
@@ -83,22 +84,27 @@ impl Options {
         self.answer_limit = limit;
         self
     }
+
+    /// How much is in flight: so many chunks of so many bytes; 32 of 512 KiB if nothing is said.
+    #[must_use]
+    pub const fn ring(mut self, chunks: u32, chunk: u32) -> Self {
+        (self.chunks, self.chunk) = (chunks, chunk);
+        self
+    }
 }
 
 enum Seat {
-    Live(Box<Link>),
+    Live(Box<dyn Link>),
     Lost(Lost),
 }
 
 /// Connections to some servers.
 pub struct Client {
     seats: Vec<Seat>,
-    /// For any of the servers.
-    waiter: Waiter,
-    ring: Mr,
+    network: Box<dyn Network>,
+    /// The chunks.
+    ring: Region,
     options: Options,
-    /// For further connections.
-    context: Context,
     /// Decides between puts that took one number.
     writer: u64,
     next_tag: Tag,
@@ -123,11 +129,7 @@ impl Client {
     /// # Errors
     /// As [`connect`](Self::connect); or there is no way from here to that server.
     pub fn connect_to(options: Options, need: usize) -> Result<Self, Error> {
-        if options.servers.is_empty() {
-            return Err(Error::BadQuorum { quorum: need, servers: 0 });
-        }
-        let context = Context::towards_any(options.servers.iter().map(|(_, addr)| addr.ip()))?;
-        Self::connect(&context, options, need)
+        Self::connect(&towards(&options, need)?, options, need)
     }
 
     /// Connects to all servers of `options`, at least `need` of which must be there.
@@ -135,33 +137,32 @@ impl Client {
     /// # Errors
     /// Fewer are, or the device refuses.
     pub fn connect(context: &Context, options: Options, need: usize) -> Result<Self, Error> {
-        let pd = context.alloc_pd()?;
+        let device = Device::open(context, &options)?;
+        Self::over(Box::new(device), options, need)
+    }
+
+    /// The same over any network.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    pub fn over(mut network: Box<dyn Network>, options: Options, need: usize) -> Result<Self, Error> {
         let servers = options.servers.len();
         if need > servers || servers == 0 {
             return Err(Error::BadQuorum { quorum: need, servers });
         }
         check_names(&options.servers)?;
-        let reactor = Reactor::new(context)?;
-        // Made before the links: it is told of whatever comes on them.
-        let waiter = reactor.waiter();
-        let region = Region::anonymous(u64::from(options.chunk) * u64::from(options.chunks))
-            .map_err(|e| device("the ring of chunks", e))?;
-        let ring = pd.reg_mr(&region, Access::LOCAL_WRITE)?;
         let mut writer = [0; 8];
-        getrandom::fill(&mut writer).map_err(|e| device("random bytes", e))?;
-        let Options { tokens, connect_limit: limit, answer_limit, .. } = &options;
-        let desk = Desk { reactor: &reactor, pd: &pd, tokens, limit: *limit, answer_limit: *answer_limit };
-        let links = link::open_all(desk, &options.servers);
+        network.random(&mut writer)?;
+        let links = network.connect(&options.servers);
         let seats = links.into_iter().zip(&options.servers).map(|(link, (name, _))| match link {
-            Ok(link) => Seat::Live(Box::new(link)),
+            Ok(link) => Seat::Live(link),
             Err(why) => Seat::Lost(Lost { server: name.clone(), why }),
         });
         let this = Self {
             seats: seats.collect(),
-            waiter,
-            ring,
+            ring: network.memory().clone(),
+            network,
             options,
-            context: context.clone(),
             writer: u64::from_le_bytes(writer),
             next_tag: 1,
             happened: Vec::new(),
@@ -177,10 +178,11 @@ impl Client {
         let mut known: Vec<(Uuid, ServerIndex)> = Vec::new();
         for (at, seat) in self.seats.iter().enumerate() {
             let Seat::Live(link) = seat else { continue };
-            if let Some((_, first)) = known.iter().find(|(uuid, _)| *uuid == link.info.uuid) {
+            let uuid = link.info().uuid;
+            if let Some((_, first)) = known.iter().find(|(known, _)| *known == uuid) {
                 return Err(twice(&self.options.servers, *first, at));
             }
-            known.push((link.info.uuid, at));
+            known.push((uuid, at));
         }
         Ok(())
     }
@@ -212,7 +214,7 @@ impl Client {
     #[must_use]
     pub fn info(&self, server: ServerIndex) -> Option<&PoolInfo> {
         match &self.seats[server] {
-            Seat::Live(link) => Some(&link.info),
+            Seat::Live(link) => Some(link.info()),
             Seat::Lost(_) => None,
         }
     }
@@ -376,9 +378,10 @@ impl Client {
                     if (from, number) == (server, tag) =>
                 {
                     return match reply {
-                        Reply::Refused { .. } => {
-                            Err(Lost { server: self.name(server).to_owned(), why: link::unexpected(reply) })
-                        }
+                        Reply::Refused { .. } => Err(Lost {
+                            server: self.name(server).to_owned(),
+                            why: dialogue::unexpected(reply),
+                        }),
                         reply => Ok(reply),
                     };
                 }
@@ -402,20 +405,20 @@ impl Client {
     fn on<T>(
         &mut self,
         server: ServerIndex,
-        act: impl FnOnce(&mut Link) -> Result<T, LossReason>,
+        act: impl FnOnce(&mut dyn Link) -> Result<T, LossReason>,
     ) -> Result<T, Lost> {
         match &mut self.seats[server] {
             Seat::Lost(lost) => Err(lost.clone()),
-            Seat::Live(link) => match act(link) {
+            Seat::Live(link) => match act(&mut **link) {
                 Ok(done) => Ok(done),
                 Err(why) => Err(self.lose(server, why)),
             },
         }
     }
 
-    fn link(&self, server: ServerIndex) -> Option<&Link> {
+    fn link(&self, server: ServerIndex) -> Option<&dyn Link> {
         match &self.seats[server] {
-            Seat::Live(link) => Some(link),
+            Seat::Live(link) => Some(&**link),
             Seat::Lost(_) => None,
         }
     }
@@ -433,20 +436,20 @@ impl Client {
     fn why_lost(&self, server: ServerIndex) -> Lost {
         match &self.seats[server] {
             Seat::Lost(lost) => lost.clone(),
-            Seat::Live(link) => Lost { server: link.name.clone(), why: LossReason::Nonsense },
+            Seat::Live(_) => Lost { server: self.name(server).to_owned(), why: LossReason::Nonsense },
         }
     }
 
     fn nonsense(&mut self, server: ServerIndex, reply: Reply) -> Lost {
-        self.lose(server, link::unexpected(reply))
+        self.lose(server, dialogue::unexpected(reply))
     }
 
     /// The next thing that happened, which is waited for; `None` if another thread ended the wait.
     fn next_news(&mut self) -> Option<News> {
         while self.news.is_empty() {
-            let came = self.waiter.wait(None).expect("the queue holds all completions");
+            let came = self.network.wait();
             (0..self.seats.len()).for_each(|server| self.look(server));
-            if came == Came::Woken {
+            if !came {
                 break;
             }
         }
@@ -462,6 +465,14 @@ impl Client {
             self.lose(server, why);
         }
     }
+}
+
+/// A device of its own, at the local address from which the first server is reached.
+fn towards(options: &Options, need: usize) -> Result<Context, Error> {
+    if options.servers.is_empty() {
+        return Err(Error::BadQuorum { quorum: need, servers: 0 });
+    }
+    Ok(Context::towards_any(options.servers.iter().map(|(_, addr)| addr.ip()))?)
 }
 
 /// Refuses servers that are one: what is on it would count as being on two, and be no quorum.

@@ -1,6 +1,6 @@
 //! Puts streams on several servers at once.
 //!
-//! One thread reads the sources, hashes them and fills chunks of the ring; the caller's thread moves each chunk to
+//! One thread reads the sources, hashes them and fills chunks of the ring ([`Reading`]); the caller's thread moves each chunk to
 //! every server and, when all of a blob is flushed there, has it committed. Many small blobs are under way at a time,
 //! so their waits for the media overlap. A blob is durable when at least `quorum` servers have said so; a server
 //! that is lost on the way is told of, and the rest goes on as long as the quorum can be reached.
@@ -13,13 +13,13 @@ use std::io::{self, Read};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, TryRecvError, channel, sync_channel};
 use std::time::{Duration, Instant};
 
-use remanence_pmem::Survives;
-use remanence_service::client::ReactorWaker;
+use remanence_pmem::{Region, Survives};
 
-use super::link::{self, Happened, Tag};
+use super::dialogue::unexpected;
+use super::network::{Happened, Tag, Waker};
 use super::transfer::{Act, BlobTransfer, End};
 use super::{Client, Error, LossReason, Lost, News, ServerIndex};
-use crate::blob::{BlobName, Digest, Version};
+use crate::blob::{BlobName, Digest, DigestHasher, Version};
 use crate::proto::{Code, Reply, Request};
 use crate::quorum::Ballot;
 
@@ -175,49 +175,41 @@ impl Client {
         // Also of those that are lost on the way: some blobs may be on the quorum by one of them.
         let survives = self.survived_on(servers.iter().copied()).unwrap_or(Survives::NOTHING);
         let began = Instant::now();
-        let (feed_tx, feed) = sync_channel(self.options.chunks as usize);
-        let (free, free_rx) = channel();
-        for slot in 0..self.options.chunks {
-            free.send(slot).expect("the other end is here");
-        }
-        let chunk = self.options.chunk;
-        let ring = self.ring.region().clone();
-        let ring_offset = self.ring.offset();
-        let waker = self.waiter.reactor().waker();
-        std::thread::scope(|scope| {
-            scope.spawn(move || {
-                let place = |slot: u32| ring_offset + u64::from(slot) * u64::from(chunk);
-                let fill = |slot: u32, at: u32, bytes: &[u8]| ring.write(place(slot) + u64::from(at), bytes);
-                // However it ends, whoever waits for what is read finds that out.
-                let feeder = Feeder { feed: Some(feed_tx), waker };
-                read_all(sources, chunk, &feeder, &free_rx, fill);
-            });
-            // Dropping the loop's ends of the channels ends the reading thread.
-            let put = Put {
-                client: self,
-                servers,
-                named,
-                quorum: upload.quorum,
-                feed,
-                feed_over: false,
-                free,
-                users: vec![0; 0],
-                transfers: BTreeMap::new(),
-                reading: None,
-                next: 0,
-                owed: HashMap::new(),
-                acts: Vec::new(),
-                report: PutReport { blobs: 0, bytes: 0, elapsed: Duration::ZERO, incomplete: 0, survives },
-            };
-            put.run(events).map(|report| PutReport { elapsed: began.elapsed(), ..report })
-        })
+        let mut reading = Reading::new(sources, self.options.chunk, self.ring.clone());
+        let (chunks, quorum) = (self.options.chunks, upload.quorum);
+        let report = match self.network.waker() {
+            None => {
+                let read = Box::new(move |slot: &mut dyn FnMut() -> Option<u32>| reading.next(slot));
+                let intake = Intake::Here { read, free: (0..chunks).rev().collect() };
+                Put::new(self, intake, servers, (named, quorum), survives).run(events)
+            }
+            Some(waker) => std::thread::scope(|scope| {
+                let (feed_tx, feed) = sync_channel(chunks as usize);
+                let (free, free_rx) = channel();
+                for slot in 0..chunks {
+                    free.send(slot).expect("the other end is here");
+                }
+                scope.spawn(move || {
+                    // However it ends, whoever waits for what is read finds that out.
+                    let feeder = Feeder { feed: Some(feed_tx), waker };
+                    while let Some(feed) = reading.next(&mut || free_rx.recv().ok()) {
+                        if !feeder.send(feed) {
+                            break;
+                        }
+                    }
+                });
+                // Dropping the put's ends of the channels ends the reading thread.
+                Put::new(self, Intake::Beside { feed, free }, servers, (named, quorum), survives).run(events)
+            }),
+        };
+        report.map(|report| PutReport { elapsed: began.elapsed(), ..report })
     }
 }
 
 /// Where the reading thread puts what it has read.
 struct Feeder {
     feed: Option<SyncSender<Feed>>,
-    waker: ReactorWaker,
+    waker: Waker,
 }
 
 impl Feeder {
@@ -236,75 +228,127 @@ impl Drop for Feeder {
     }
 }
 
-/// The reading thread. Ends when the sources do, or when nobody listens any more.
-fn read_all<'a>(
-    sources: impl Iterator<Item = Result<Source<'a>, (String, io::Error)>>,
+/// Reads sources, hashes them and fills chunks of the ring, one step at a time.
+struct Reading<'a, I> {
+    sources: I,
+    /// One of them cannot be read, so no more of them are.
+    broken: bool,
+    current: Option<Current<'a>>,
     chunk: u32,
-    feed: &Feeder,
-    free: &Receiver<u32>,
-    fill: impl Fn(u32, u32, &[u8]),
-) {
-    let mut gulp = vec![0; GULP.min(chunk as usize)];
-    for source in sources {
-        let done = source.and_then(|source| {
-            let what = format!("the source of \"{}\" cannot be read", source.name);
-            read_one(source, chunk, feed, free, &fill, &mut gulp).map_err(|error| (what, error))
-        });
-        match done {
-            Ok(true) => {}
-            Ok(false) => return,
-            Err((what, error)) => {
-                feed.send(Feed::Broken { what, error });
-                return;
+    ring: Region,
+    gulp: Vec<u8>,
+}
+
+/// The source that is being read.
+struct Current<'a> {
+    source: Source<'a>,
+    hasher: DigestHasher,
+    len: u64,
+    over: bool,
+}
+
+impl<'a, I: Iterator<Item = Result<Source<'a>, (String, io::Error)>>> Reading<'a, I> {
+    fn new(sources: I, chunk: u32, ring: Region) -> Self {
+        let gulp = vec![0; GULP.min(chunk as usize)];
+        Self { sources, broken: false, current: None, chunk, ring, gulp }
+    }
+
+    /// What comes next; `slot` gives a slot of the ring, if one is needed. `None`: the sources are at their end, or no slot will come.
+    fn next(&mut self, slot: &mut dyn FnMut() -> Option<u32>) -> Option<Feed> {
+        if self.broken {
+            return None;
+        }
+        let Some(mut current) = self.current.take() else {
+            return match self.sources.next()? {
+                Ok(source) => {
+                    let (name, len, version) = (source.name.clone(), source.len, source.version);
+                    self.current = Some(Current { source, hasher: Digest::hasher(), len: 0, over: false });
+                    Some(Feed::Begin { name, len, version, at: Instant::now() })
+                }
+                Err((what, error)) => Some(self.breaks(what, error)),
+            };
+        };
+        match self.fill(&mut current, slot) {
+            Ok(Some(feed)) => {
+                if !matches!(feed, Feed::End(_)) {
+                    self.current = Some(current);
+                }
+                Some(feed)
+            }
+            Ok(None) => None,
+            Err(error) => {
+                let what = format!("the source of \"{}\" cannot be read", current.source.name);
+                Some(self.breaks(what, error))
             }
         }
     }
-}
 
-/// Reads one source; `false` if nobody listens any more.
-fn read_one(
-    mut source: Source<'_>,
-    chunk: u32,
-    feed: &Feeder,
-    free: &Receiver<u32>,
-    fill: impl Fn(u32, u32, &[u8]),
-    gulp: &mut [u8],
-) -> io::Result<bool> {
-    let begin =
-        Feed::Begin { name: source.name, len: source.len, version: source.version, at: Instant::now() };
-    if !feed.send(begin) {
-        return Ok(false);
+    const fn breaks(&mut self, what: String, error: io::Error) -> Feed {
+        self.broken = true;
+        Feed::Broken { what, error }
     }
-    let (mut hasher, mut len, mut over) = (Digest::hasher(), 0, false);
-    while !over {
+
+    /// Fills a slot with what the source gives, or finds it at its end. `None`: no slot will come.
+    fn fill(
+        &mut self,
+        current: &mut Current<'a>,
+        slot: &mut dyn FnMut() -> Option<u32>,
+    ) -> io::Result<Option<Feed>> {
+        let Current { source, hasher, len, over } = current;
         // Bytes first, then a slot: a source that is at its end needs none.
-        let mut have = read_some(&mut source.reader, gulp)?;
+        let mut have = if *over { 0 } else { read_some(&mut source.reader, &mut self.gulp)? };
         if have == 0 {
-            break;
+            return Ok(Some(Feed::End(End { len: *len, digest: hasher.finish() })));
         }
-        let Ok(slot) = free.recv() else { return Ok(false) };
+        let Some(slot) = slot() else { return Ok(None) };
         let mut at = 0;
         loop {
-            hasher.update(&gulp[..have]);
-            fill(slot, at, &gulp[..have]);
+            hasher.update(&self.gulp[..have]);
+            self.ring.write(u64::from(slot) * u64::from(self.chunk) + u64::from(at), &self.gulp[..have]);
             at += have as u32;
-            let room = ((chunk - at) as usize).min(gulp.len());
+            let room = ((self.chunk - at) as usize).min(self.gulp.len());
             if room == 0 {
                 break;
             }
-            have = read_some(&mut source.reader, &mut gulp[..room])?;
-            over = have == 0;
-            if over {
+            have = read_some(&mut source.reader, &mut self.gulp[..room])?;
+            *over = have == 0;
+            if *over {
                 break;
             }
         }
-        len += u64::from(at);
-        if !feed.send(Feed::Chunk { slot, len: at }) {
-            return Ok(false);
+        *len += u64::from(at);
+        Ok(Some(Feed::Chunk { slot, len: at }))
+    }
+}
+
+/// What is read, and the slots of the ring that may be read into.
+enum Intake<'a> {
+    /// A thread beside reads.
+    Beside { feed: Receiver<Feed>, free: Sender<u32> },
+    /// Nothing runs beside: it is read when there is a slot for it.
+    Here { read: Reads<'a>, free: Vec<u32> },
+}
+
+/// Reads the next of it, given slots.
+type Reads<'a> = Box<dyn FnMut(&mut dyn FnMut() -> Option<u32>) -> Option<Feed> + 'a>;
+
+impl Intake<'_> {
+    /// What was read, if there is something or can be now.
+    fn next(&mut self) -> Result<Feed, TryRecvError> {
+        match self {
+            Self::Beside { feed, .. } => feed.try_recv(),
+            Self::Here { free, .. } if free.is_empty() => Err(TryRecvError::Empty),
+            Self::Here { read, free } => read(&mut || free.pop()).ok_or(TryRecvError::Disconnected),
         }
     }
-    let end = End { len, digest: hasher.finish() };
-    Ok(feed.send(Feed::End(end)))
+
+    fn release(&mut self, slot: u32) {
+        match self {
+            // The reading thread may have ended.
+            Self::Beside { free, .. } => drop(free.send(slot)),
+            Self::Here { free, .. } => free.push(slot),
+        }
+    }
 }
 
 /// Reads until the buffer is full or the source ends: a pipe gives little at a time.
@@ -322,14 +366,13 @@ fn read_some(reader: &mut dyn Read, into: &mut [u8]) -> io::Result<usize> {
 }
 
 /// One call of [`Client::put`] while it runs.
-struct Put<'a> {
+struct Put<'a, 'b> {
     client: &'a mut Client,
     servers: Vec<ServerIndex>,
     named: usize,
     quorum: usize,
-    feed: Receiver<Feed>,
+    intake: Intake<'b>,
     feed_over: bool,
-    free: Sender<u32>,
     /// How many legs still need each slot of the ring.
     users: Vec<u32>,
     transfers: BTreeMap<u64, Transfer>,
@@ -341,12 +384,35 @@ struct Put<'a> {
     report: PutReport,
 }
 
-impl Put<'_> {
+impl<'a, 'b> Put<'a, 'b> {
+    fn new(
+        client: &'a mut Client,
+        intake: Intake<'b>,
+        servers: Vec<ServerIndex>,
+        (named, quorum): (usize, usize),
+        survives: Survives,
+    ) -> Self {
+        Self {
+            users: vec![0; client.options.chunks as usize],
+            client,
+            servers,
+            named,
+            quorum,
+            intake,
+            feed_over: false,
+            transfers: BTreeMap::new(),
+            reading: None,
+            next: 0,
+            owed: HashMap::new(),
+            acts: Vec::new(),
+            report: PutReport { blobs: 0, bytes: 0, elapsed: Duration::ZERO, incomplete: 0, survives },
+        }
+    }
+
     fn run(mut self, events: &mut dyn FnMut(Event<'_>)) -> Result<PutReport, Error> {
-        self.users = vec![0; self.client.options.chunks as usize];
         loop {
             while !self.feed_over && self.transfers.len() < OPEN {
-                match self.feed.try_recv() {
+                match self.intake.next() {
                     Ok(feed) => self.fed(feed, events)?,
                     Err(TryRecvError::Empty) => break,
                     Err(TryRecvError::Disconnected) => self.feed_over = true,
@@ -377,8 +443,7 @@ impl Put<'_> {
                 }
                 self.users[slot as usize] = users;
                 if users == 0 {
-                    // The reading thread may have ended.
-                    let _ = self.free.send(slot);
+                    self.intake.release(slot);
                 }
                 events(Event::Sent(len.into()));
             }
@@ -465,7 +530,7 @@ impl Put<'_> {
         match act {
             Act::Ask(request) => self.ask(transfer, server, request)?,
             Act::Write { slot, offset, len, addr, rkey } => {
-                let from = self.client.ring.sge(u64::from(slot) * chunk + u64::from(offset), len);
+                let from = (u64::from(slot) * chunk + u64::from(offset), len);
                 self.client.on(server, |link| link.write(from, addr, rkey, tag))?;
                 self.owed.insert(tag, Owed::Written { transfer, server });
             }
@@ -635,9 +700,9 @@ impl Put<'_> {
                     let _ = self.client.on(server, |link| link.tell(Request::Abandon { reservation }));
                 }
             }
-            Reply::Refused { .. } => self.give_up(id, server, link::unexpected(reply)),
+            Reply::Refused { .. } => self.give_up(id, server, unexpected(reply)),
             other => {
-                let why = link::unexpected(other);
+                let why = unexpected(other);
                 let _ = self.client.lose(server, why);
             }
         }
@@ -704,8 +769,7 @@ impl Put<'_> {
             let users = &mut self.users[slot as usize];
             *users -= 1;
             if *users == 0 {
-                // The reading thread may have ended.
-                let _ = self.free.send(slot);
+                self.intake.release(slot);
             }
         }
     }

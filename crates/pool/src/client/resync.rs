@@ -162,17 +162,16 @@ impl Client {
             }
         }
         let shared = Mutex::new(sources);
-        let blobs = behind.iter().filter_map(|difference| match difference.listing.state {
-            State::Live { len, .. } => Some((difference, len)),
-            State::Deleted => None,
-        });
-        let readers = blobs.map(|(difference, len)| {
-            let (name, version) = (difference.listing.name.clone(), difference.listing.version);
+        let blobs = behind.iter().filter(|difference| difference.listing.state != State::Deleted);
+        let readers = blobs.map(|difference| {
+            let name = difference.listing.name.clone();
             let mut client = shared.lock().unwrap_or_else(PoisonError::into_inner);
             match Download::open(&mut client, difference.source, &name) {
                 Ok(download) => {
+                    // It may have been put anew since it was listed.
+                    let (len, version) = (Some(download.len()), Some(download.version));
                     let reader = Box::new(SharedReader { client: &shared, download });
-                    Ok(Source { name, len: Some(len), reader, version: Some(version) })
+                    Ok(Source { name, len, reader, version })
                 }
                 Err(lost) => {
                     Err((format!("\"{name}\" cannot be copied"), io::Error::other(lost.to_string())))

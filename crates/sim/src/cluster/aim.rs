@@ -30,6 +30,12 @@ pub enum Moment {
     Open,
     /// A writer is told that a record is acknowledged.
     Acknowledge,
+    /// A server is to make a blob of what was written, or to delete one.
+    Commit,
+    /// A server is asked for a blob.
+    Find,
+    /// A client is told that a blob is durable, or durably gone.
+    Stored,
     /// A member that followed a primary follows nobody any more.
     Doubt,
     /// A member tries to lead.
@@ -53,6 +59,9 @@ impl Moment {
             Self::Update => "an update arrives",
             Self::Open => "a log was opened",
             Self::Acknowledge => "a record is acknowledged",
+            Self::Commit => "a blob is to be committed",
+            Self::Find => "a blob is asked for",
+            Self::Stored => "a client is told that a blob is durable or gone",
             Self::Doubt => "a primary is suspected",
             Self::Try => "a member tries to lead",
             Self::Serve => "a member serves",

@@ -554,7 +554,7 @@ impl<O> Core<O> {
             }
             Packet::Operation(operation) => {
                 self.counts.operations += 1;
-                if matches!(operation, Operation::Update { .. } | Operation::Verb(_)) {
+                if matches!(operation, Operation::Update { .. } | Operation::Flush { .. } | Operation::Verb(_)) {
                     self.moment(Moment::Update, receiver, Some(sender));
                 }
                 self.connections[connection].responders[to].take(operation);
@@ -772,6 +772,11 @@ impl<O> Host<'_, O> {
         let end = there.end_of(self.node);
         there.responders[end].stages.repost();
         self.core.goes_on_stepping(connection, end);
+    }
+
+    /// Makes durable what was written to a disk of the other end.
+    pub(crate) fn flush(&mut self, connection: ConnectionId, disk: usize, offset: u64, len: u64) {
+        self.core.operate(self.node, connection, Operation::Flush { disk, offset, len });
     }
 
     /// What the other end of a connection may write here from now on, by where it begins and how many bytes it has: nothing at first.

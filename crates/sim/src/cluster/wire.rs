@@ -85,6 +85,12 @@ pub(super) enum Operation {
     },
     /// A work request that is completed as RC does it, on the first disk.
     Verb(Verb),
+    /// Whatever was written there becomes durable.
+    Flush {
+        disk: usize,
+        offset: u64,
+        len: u64,
+    },
 }
 
 /// A direction of a connection.
@@ -176,6 +182,14 @@ impl Responder {
                 running.answer = Some(Answer::Refused);
                 None
             }
+            Operation::Flush { offset, len, .. } if !Self::may_write(&self.rooms, *offset, *len) => {
+                running.answer = Some(Answer::Refused);
+                None
+            }
+            Operation::Flush { .. } => {
+                running.flushing = true;
+                Some(running.number)
+            }
             Operation::Write { disk, offset, bytes } => {
                 let piece = line_of(*offset, bytes.len(), running.written);
                 disks[*disk].write(offset + running.written, &bytes[piece.clone()]);
@@ -200,16 +214,21 @@ impl Responder {
     /// A flush has taken its time: makes durable what it is for, alone or with everything else that was written back.
     pub(super) fn flush(&mut self, number: u64, disks: &[Disk], alone: bool) {
         let Some(running) = self.running.iter_mut().find(|running| running.number == number) else { return };
-        let Operation::Update { disk, updates } = &running.operation else { return };
-        let (offset, bytes) = &updates[running.update];
-        let range: Range<u64> = *offset..offset + bytes.len() as u64;
+        let (disk, range, updates): (_, Range<u64>, _) = match &running.operation {
+            Operation::Update { disk, updates } => {
+                let (offset, bytes) = &updates[running.update];
+                (disk, *offset..offset + bytes.len() as u64, updates.len())
+            }
+            Operation::Flush { disk, offset, len } => (disk, *offset..offset + len, 1),
+            Operation::Read { .. } | Operation::Write { .. } => return,
+        };
         let disk = &disks[*disk];
         let done = if alone { disk.persist_alone(range) } else { disk.persist(range) };
         (running.flushing, running.written) = (false, 0);
         running.update += 1;
         if done.is_err() {
             running.answer = Some(Answer::Failed);
-        } else if running.update == updates.len() {
+        } else if running.update == updates {
             running.answer = Some(Answer::Durable);
         }
     }
@@ -328,6 +347,24 @@ mod tests {
         disks[0].read(32, &mut bytes);
         assert_eq!(bytes, [1; 64]);
         assert!(matches!(responder.answer(), Some(Answer::Written)));
+    }
+
+    #[test]
+    fn a_flush_makes_durable_what_was_written_before_it_where_that_may_be_written() {
+        let power = Power::default();
+        let disks = [Disk::new(256, PersistenceDomain::Adr, &power)];
+        let mut responder = Responder { rooms: Some(BTreeMap::from([(64, 64)])), ..Responder::default() };
+        responder.take(Operation::Write { disk: 0, offset: 64, bytes: vec![1; 64] });
+        responder.take(Operation::Flush { disk: 0, offset: 64, len: 64 });
+        assert_eq!(responder.step(&disks), None);
+        let number = responder.step(&disks).expect("the WRITE before it was carried out");
+        assert!(matches!(responder.answer(), Some(Answer::Written)) && responder.answer().is_none());
+        responder.flush(number, &disks, true);
+        assert!(matches!(responder.answer(), Some(Answer::Durable)));
+        assert_eq!(disks[0].durable().load_u64(64), 0x0101_0101_0101_0101);
+        responder.take(Operation::Flush { disk: 0, offset: 0, len: 128 });
+        assert_eq!(responder.step(&disks), None);
+        assert!(matches!(responder.answer(), Some(Answer::Refused)));
     }
 
     #[test]

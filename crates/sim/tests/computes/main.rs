@@ -4,6 +4,7 @@
 mod clusters;
 mod kv;
 mod log;
+mod pool;
 mod recipes;
 mod replicated;
 mod rpc;
