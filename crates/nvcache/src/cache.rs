@@ -143,7 +143,8 @@ impl Cache {
         let inner =
             Arc::new(Inner::new(shared, log, Reads::new(reading), batch, passes(reading.descriptors)));
         let cleans = inner.clone();
-        let thread = spawn(path, move || cleaning::run(&cleans, cleaning::Cleaning::new(&cleans, cleaner)))?;
+        let run = move || cleaning::run(&cleans, cleaning::Cleaning::new(&cleans, cleaner));
+        let thread = spawn(path, options.begins, run)?;
         Ok((inner, thread))
     }
 
@@ -165,7 +166,8 @@ impl Cache {
             if opening.closed {
                 return Err(Error::Closed);
             }
-            let inode = take(inner, &mut opening, path, options)?;
+            let (file, writes) = open_system(path, options)?;
+            let inode = take(inner, &mut opening, path, file, writes)?;
             *opening.opens.entry(inode.id).or_insert(0) += 1;
             inode
         };
@@ -175,6 +177,30 @@ impl Cache {
             file.set_len(0)?;
         }
         Ok(file)
+    }
+
+    /// Takes a file that the caller has opened as the options say, and `made` if it was not there: what it has now is durable then, and its name is. That nobody else has it open is for the caller to know, as by a lease
+    /// (`F_SETLEASE`). The cache reads and writes by this descriptor, at offsets of its own, and may move its position. It must not append (`O_APPEND`) nor go around the page cache; and if it can only be written, there must be a log, as
+    /// pages are read before they are written.
+    ///
+    /// # Errors
+    /// It is no regular file, another cache has it, it has no name, the disk does not take it, or the log has no number for it.
+    pub fn adopt(&self, file: SystemFile, made: bool, options: &OpenOptions) -> Result<File, Error> {
+        let inner = &self.0.inner;
+        inner.check_process()?;
+        let path = path_of(&file).map_err(Error::system("/proc/self/fd", "read"))?;
+        let durable = if made { make_durable(&file, &path) } else { file.sync_all() };
+        durable.map_err(Error::system(&path, "made durable"))?;
+        let inode = {
+            let mut opening = inner.opening();
+            if opening.closed {
+                return Err(Error::Closed);
+            }
+            let inode = take(inner, &mut opening, &path, file, options.writes())?;
+            *opening.opens.entry(inode.id).or_insert(0) += 1;
+            inode
+        };
+        Ok(File::new(self.0.clone(), inode, options))
     }
 
     /// What is at a path, as [`File::stat`] says it if the cache has that file.
@@ -305,9 +331,17 @@ pub(crate) const fn passes(descriptors: usize) -> u32 {
 }
 
 /// Starts the thread of a cache.
-pub(crate) fn spawn(path: PathBuf, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, Error> {
+pub(crate) fn spawn(
+    path: PathBuf,
+    begins: Option<fn()>,
+    run: impl FnOnce() + Send + 'static,
+) -> Result<JoinHandle<()>, Error> {
     let thread = std::thread::Builder::new().name("nvcache-cleaner".into());
-    thread.spawn(run).map_err(Error::system(path, "cleaned by a thread"))
+    let all = move || {
+        begins.into_iter().for_each(|begins| begins());
+        run();
+    };
+    thread.spawn(all).map_err(Error::system(path, "cleaned by a thread"))
 }
 
 /// The file of a log, or of pages, which is made of so many bytes if it is not there; and when what is written there is durable.
@@ -358,14 +392,14 @@ fn opened(path: &Path, options: &Options) -> Result<(Region, Promise, Option<Str
     Ok((region, promise, recovered))
 }
 
-/// The file at a path, which the cache has from now on.
+/// The open file at a path, which the cache has from now on. It can be written, if it `writes`.
 fn take(
     inner: &Arc<dyn Engine>,
     opening: &mut Opening,
     path: &Path,
-    options: &OpenOptions,
+    file: SystemFile,
+    writes: bool,
 ) -> Result<Arc<Inode>, Error> {
-    let (file, writes) = open_system(path, options)?;
     let bad = |what| Error::system(path, what);
     let about = About::of(&file).map_err(bad("looked at"))?;
     if !about.is_regular {
@@ -449,15 +483,16 @@ fn open_system(path: &Path, options: &OpenOptions) -> Result<(SystemFile, bool),
         Err(why) => return Err(bad("opened")(why)),
     };
     if made {
-        // What is durable in the log is nobody's if its file is not there.
-        file.sync_all().map_err(bad("made durable"))?;
         let there = path_of(&file).map_err(bad("found"))?;
-        let directory = there.parent().unwrap_or(Path::new("/"));
-        SystemFile::open(directory)
-            .and_then(|directory| directory.sync_all())
-            .map_err(bad("made durable"))?;
+        make_durable(&file, &there).map_err(bad("made durable"))?;
     }
     Ok((file, writes))
+}
+
+/// Makes a file that is new durable, with its name: what is durable in the log is nobody's if its file is not there.
+fn make_durable(file: &SystemFile, there: &Path) -> io::Result<()> {
+    file.sync_all()?;
+    SystemFile::open(there.parent().unwrap_or(Path::new("/")))?.sync_all()
 }
 
 fn is_read_only(why: &io::Error) -> bool {

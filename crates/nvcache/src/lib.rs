@@ -27,6 +27,7 @@
 //! | `cleaning` | the thread that brings entries into their files |
 //! | `paging` | pages in the log's place (NVPages), and the thread that brings them into their files |
 //! | `room`, `events` | who waits for what, and is told |
+//! | [`programs`] | what `rem run` says to the library that it has loaded into a program, and what that counts |
 //! | [`mod@c`] | the functions that C programs call |
 
 pub mod c;
@@ -42,6 +43,7 @@ mod inner;
 mod inode;
 mod options;
 mod paging;
+pub mod programs;
 mod room;
 
 pub use cache::{Cache, Status, Survival};

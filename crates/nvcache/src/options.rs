@@ -16,6 +16,7 @@ pub struct Options {
     pub(crate) strict: bool,
     pub(crate) batch: Option<u64>,
     pub(crate) patience: Duration,
+    pub(crate) begins: Option<fn()>,
 }
 
 /// What a cache keeps changes in until their files have them.
@@ -47,6 +48,7 @@ impl Options {
             strict: false,
             batch: None,
             patience: Duration::from_secs(60),
+            begins: None,
         }
     }
 
@@ -111,6 +113,13 @@ impl Options {
         // A century is as good as for ever, and a point in time that there is.
         const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
         self.patience = if time.as_secs() < LONGEST.as_secs() { time } else { LONGEST };
+        self
+    }
+
+    /// What the cache's own thread calls before all else: who sees the system calls of this process by a hook learns by it which of them are the cache's.
+    #[must_use]
+    pub const fn thread_begins(mut self, call: fn()) -> Self {
+        self.begins = Some(call);
         self
     }
 }

@@ -132,7 +132,7 @@ pub(crate) fn open(path: PathBuf, process: u64, options: &Options) -> Result<Run
         pages,
     });
     let keeps = paging.clone();
-    let thread = spawn(path, move || run(&keeps, Keeping::new(&keeps)))?;
+    let thread = spawn(path, options.begins, move || run(&keeps, Keeping::new(&keeps)))?;
     Ok((paging, thread))
 }
 

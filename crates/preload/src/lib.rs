@@ -2,17 +2,19 @@
 //!
 //! It exports nothing. `REMANENCE_CACHE` names the daemon's socket; without it the library does nothing. `REMANENCE_CACHE_SCOPE=all` has the
 //! calls of all objects hooked, and not those of the C library alone. Programs that the program executes have the library too, as they inherit the
-//! environment.
+//! environment. Where the environment has [`Settings`] instead, the program's files are read and written by a cache in this process ([`deferred`]).
 //!
 //! Its memory is its own (`memory.rs`): a hook may run while the program is in its allocator.
 #![expect(unsafe_code, reason = "a constructor")]
 
+mod deferred;
 mod memory;
 
 use std::os::unix::ffi::OsStrExt as _;
 
 use remanence_cache_live::face;
 use remanence_intercept::{Hook, Scope, install};
+use remanence_nvcache::programs::Settings;
 
 #[global_allocator]
 static MEMORY: memory::Own = memory::Own::new();
@@ -22,6 +24,12 @@ static MEMORY: memory::Own = memory::Own::new();
 static START: extern "C" fn() = start;
 
 extern "C" fn start() {
+    if let Some(settings) = Settings::told() {
+        if let Err(why) = deferred::start(settings) {
+            eprintln!("remanence: {why}: the files of this program are the kernel's");
+        }
+        return;
+    }
     let Some(socket) = std::env::var_os("REMANENCE_CACHE") else { return };
     let all = std::env::var_os("REMANENCE_CACHE_SCOPE").is_some_and(|scope| scope == "all");
     let scope = if all { Scope::All } else { Scope::Libc };

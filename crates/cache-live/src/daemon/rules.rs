@@ -15,6 +15,12 @@ impl Rule {
         Self(text)
     }
 
+    /// Its text.
+    #[must_use]
+    pub fn text(&self) -> &Path {
+        &self.0
+    }
+
     /// Whether a name has what stands for others.
     #[must_use]
     pub fn is_open(name: &[u8]) -> bool {

@@ -154,7 +154,10 @@ fn program(path: &Path) -> Finding {
     let obstacles: Vec<String> = report.obstacles().iter().map(ToString::to_string).collect();
     let way = super::run::way_of(&report);
     let seen = match way {
-        Ok(way) => format!("`rem run` sees its calls {way}"),
+        Ok(way) if super::run::defers(&report) => {
+            format!("`rem run` sees its calls {way}, in each of its modes")
+        }
+        Ok(way) => format!("`rem run` sees its calls {way}, in the mode through alone"),
         Err(why) => format!("`rem run` refuses it, as {why}"),
     };
     let json = json!({
@@ -163,6 +166,7 @@ fn program(path: &Path) -> Finding {
             Way::All => "all",
             Way::Outside => "supervisor",
         }),
+        "deferred": super::run::defers(&report),
         "interpreter": report.interpreter,
         "libc": format!("{:?}", report.libc).to_lowercase(),
         "needs": report.needs,

@@ -2,6 +2,12 @@
 //!
 //! The loader puts our library into it (`LD_PRELOAD`), and into what it executes. Into a static program no library can be loaded: its calls, and those of all that it
 //! executes, are handed to a supervisor. Without `--report` the program takes the place of this process, as under `rem verbs`.
+//!
+//! That is the mode *through*; the two others are in `run/deferred.rs`.
+
+mod deferred;
+
+pub(super) use deferred::defers;
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -10,13 +16,14 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use remanence_cache_live::daemon::socket_of;
 use remanence_cache_live::supervisor::Supervisor;
 use remanence_intercept::{InspectError, Libc, Obstacle, Report, Way};
+use remanence_nvcache::programs::VARIABLES;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::process::geteuid;
@@ -36,6 +43,8 @@ Examples:
                                                  durable when a file that is written in one place has it; and what was done
   rem run --log a,b,c -- sqlite3 app.db          durable when two of three servers (`rem log serve`) have it
   rem run --supervise -- sh serve.sh             a script whose programs are static, or some of them
+  rem run --mode deferred --log app.log -- sqlite3 app.db
+                                                 its files are read and written in the program, as long as nobody else has them open
 
 A sync waits for the log, and not for the files; the daemon, which is started if none has the log, has them synced behind it.
 What a log survives is what its medium does: `rem doctor DIRECTORY` says what that is; `rem doctor PROGRAM` says how a program's calls are seen.
@@ -43,6 +52,9 @@ See docs/cache.md for what is absorbed.")]
 pub(crate) struct Args {
     #[command(flatten)]
     start: Start,
+    /// What the log has of files, and where they are read and written
+    #[arg(long, value_name = "MODE", value_enum, default_value_t = Mode::Through)]
+    mode: Mode,
     /// Say on stderr, when the program has ended, what was absorbed, and which files were not, and why
     #[arg(long)]
     report: bool,
@@ -55,12 +67,27 @@ pub(crate) struct Args {
     command: Vec<OsString>,
 }
 
+/// How programs are run.
+#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+enum Mode {
+    /// Everything is the kernel's as ever, and syncs wait for the log: for any files, and any number of programs
+    Through,
+    /// Files that are opened to be written, and that nobody else has open, are read and written in the program, over a log of its own; they are handed back to the kernel when somebody else
+    /// comes, or the program does what only the kernel can
+    Deferred,
+    /// The same over pages in persistent memory in the log's place
+    Pages,
+}
+
 /// The variable that names the library's file.
 const VARIABLE: &str = "REMANENCE_PRELOAD";
 const LIBRARY: &str = "libremanence_preload.so";
 
 pub(crate) fn run(args: &Args) -> Result<(), Fail> {
     let program = find(&args.command[0])?;
+    if args.mode != Mode::Through {
+        return deferred::run(args, &program);
+    }
     let (file, way) = caught(&program, args.supervise)?;
     let library = if way == Way::Outside { None } else { Some(library()?) };
     let log = args.start.of.path()?;
@@ -74,6 +101,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
     };
     let mut command = Command::new(&args.command[0]);
     command.args(&args.command[1..]);
+    for name in VARIABLES {
+        command.env_remove(name);
+    }
     match library {
         Some(library) => hook(&mut command, library, way).env("REMANENCE_CACHE", socket_of(&log)),
         None => {
@@ -87,12 +117,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
     if !args.report {
         return Err(cannot(command.exec()));
     }
-    // They are the program's, which gets them too, and ends as it likes. It has none of these handlers.
-    for signal in [SIGINT, SIGQUIT, SIGTERM] {
-        signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)))
-            .context(|| "signals cannot be received".into())?;
-    }
-    let status = command.status().map_err(cannot)?;
+    let status = waited_for(&mut command)?.map_err(cannot)?;
     match cache::standing(&log) {
         Some(after) => {
             anstream::eprintln!("rem: calls of {}: seen {way}", file.display());
@@ -100,6 +125,21 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
         }
         None => anstream::eprintln!("rem: the daemon of {} does not answer any more", log.display()),
     }
+    ended(&program, status)
+}
+
+/// Runs a program, and waits until it has ended.
+fn waited_for(command: &mut Command) -> Result<io::Result<ExitStatus>, Fail> {
+    // They are the program's, which gets them too, and ends as it likes. It has none of these handlers.
+    for signal in [SIGINT, SIGQUIT, SIGTERM] {
+        signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)))
+            .context(|| "signals cannot be received".into())?;
+    }
+    Ok(command.status())
+}
+
+/// Ends as a program has.
+fn ended(program: &Path, status: ExitStatus) -> Result<(), Fail> {
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1);
     match u8::try_from(code) {
         Ok(0) => Ok(()),

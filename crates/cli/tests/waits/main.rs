@@ -12,6 +12,7 @@ mod cache;
 mod cache_copies;
 mod cache_recovery;
 mod commands;
+mod deferred;
 mod demo;
 mod exposure;
 mod gateway;

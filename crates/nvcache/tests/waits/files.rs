@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _, symlink};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use remanence_cache::format::Lost;
@@ -247,4 +248,41 @@ fn a_cache_that_is_dropped_is_closed() {
     assert_eq!(fs::read(&path).expect("it is there"), b"text");
     let cache = world.open();
     assert_eq!(cache.recovered(), None, "it was closed");
+}
+
+#[test]
+fn a_file_that_the_caller_has_opened_is_taken_as_it_is() {
+    static BEGUN: AtomicU32 = AtomicU32::new(0);
+    fn begins() {
+        BEGUN.fetch_add(1, Ordering::SeqCst);
+    }
+    for (n, medium) in (1..).zip(EITHER) {
+        let world = World::new(medium);
+        let path = world.path("file");
+        let cache = Cache::open(&small(&world.log).thread_begins(begins)).expect("nobody has the log");
+        let file = fs::File::options().read(true).write(true).create_new(true).open(&path).expect("room");
+        file.write_all_at(b"what is there", 0).expect("room");
+        let own = file.try_clone().expect("a descriptor");
+        let taken =
+            cache.adopt(own, true, &OpenOptions::new().read(true).write(true)).expect("it is regular");
+        taken.write_at(b"that", 0).expect("room");
+        let mut into = [0; 20];
+        assert_eq!(taken.read_at(&mut into, 0).expect("it can be read"), 13);
+        assert_eq!(&into[..13], b"that is there");
+        assert!(matches!(cache.close(), Err(Error::FilesOpen { count: 1 })));
+        taken.close().expect("a disk");
+        assert_eq!(fs::read(&path).expect("it is there"), b"that is there");
+        assert_eq!(BEGUN.load(Ordering::SeqCst), n, "one thread a cache");
+    }
+}
+
+#[test]
+fn a_file_without_a_name_is_not_taken() {
+    let world = World::new(Medium::Memory);
+    let (path, cache) = (world.path("file"), world.open());
+    let file = fs::File::create(&path).expect("room");
+    fs::remove_file(&path).expect("it is there");
+    cache.adopt(file, false, &OpenOptions::new().write(true)).expect_err("nobody would find it");
+    cache.adopt(fs::File::open("/dev/null").expect("it is there"), false, &both()).expect_err("no file");
+    cache.close().expect("nothing is open");
 }

@@ -38,6 +38,23 @@ pub(crate) fn traps() -> PathBuf {
     example("cache_traps")
 }
 
+/// The library that is loaded into programs.
+pub(crate) fn library() -> PathBuf {
+    built().join("libremanence_preload.so")
+}
+
+/// Whether the directory of these tests lies on a file system whose syncs are absorbed; says so, if not.
+pub(crate) fn is_absorbed() -> bool {
+    /// ext4, XFS, Btrfs and F2FS.
+    const ABSORBED: [u32; 4] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010];
+    let found = rustix::fs::statfs("/var/tmp").expect("a file system");
+    let is_absorbed = ABSORBED.contains(&(found.f_type as u32));
+    if !is_absorbed {
+        println!("SKIPPED: /var/tmp lies on no file system whose syncs are absorbed");
+    }
+    is_absorbed
+}
+
 /// One of our programs.
 pub(crate) fn example(name: &str) -> PathBuf {
     built().join("examples").join(name)
@@ -98,11 +115,7 @@ impl Cache {
     }
 
     fn with_log(name: &str, batch: u64, medium: &str) -> Option<Self> {
-        /// ext4, XFS, Btrfs and F2FS.
-        const ABSORBED: [u32; 4] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010];
-        let found = rustix::fs::statfs("/var/tmp").expect("a file system");
-        if !ABSORBED.contains(&(found.f_type as u32)) {
-            println!("SKIPPED: /var/tmp lies on no file system whose syncs are absorbed");
+        if !is_absorbed() {
             return None;
         }
         let own = format!("remanence-cache-{}-{name}", std::process::id());
@@ -185,7 +198,7 @@ impl Cache {
     pub(crate) fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new(program);
         command.current_dir(&self.place);
-        command.env("LD_PRELOAD", built().join("libremanence_preload.so"));
+        command.env("LD_PRELOAD", library());
         command.env("REMANENCE_CACHE", self.socket());
         command
     }

@@ -5,6 +5,7 @@ mod disk;
 
 mod cache;
 mod databases;
+mod deferred;
 mod faults;
 mod kills;
 mod loss;

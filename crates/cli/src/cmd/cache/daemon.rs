@@ -187,7 +187,7 @@ impl Start {
     }
 
     /// What is cached.
-    fn paths(&self) -> Result<Paths, Fail> {
+    pub(in crate::cmd) fn paths(&self) -> Result<Paths, Fail> {
         let rules =
             |texts: &[PathBuf]| texts.iter().map(|text| rule(text)).collect::<Result<Vec<Rule>, Fail>>();
         Ok(Paths { include: rules(&self.include)?, exclude: rules(&self.exclude)? })
