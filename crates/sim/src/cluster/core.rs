@@ -554,7 +554,10 @@ impl<O> Core<O> {
             }
             Packet::Operation(operation) => {
                 self.counts.operations += 1;
-                if matches!(operation, Operation::Update { .. } | Operation::Flush { .. } | Operation::Verb(_)) {
+                if matches!(
+                    operation,
+                    Operation::Update { .. } | Operation::Flush { .. } | Operation::Verb(_)
+                ) {
                     self.moment(Moment::Update, receiver, Some(sender));
                 }
                 self.connections[connection].responders[to].take(operation);

@@ -220,7 +220,7 @@ impl Responder {
                 (disk, *offset..offset + bytes.len() as u64, updates.len())
             }
             Operation::Flush { disk, offset, len } => (disk, *offset..offset + len, 1),
-            Operation::Read { .. } | Operation::Write { .. } => return,
+            Operation::Read { .. } | Operation::Write { .. } | Operation::Verb(_) => return,
         };
         let disk = &disks[*disk];
         let done = if alone { disk.persist_alone(range) } else { disk.persist(range) };

@@ -120,7 +120,7 @@ impl Client {
             Input::Message { bytes, .. } => pipe.came.push_back(Came::Message(bytes)),
             Input::Read { bytes, .. } => pipe.came.push_back(Came::Read(bytes)),
             Input::Durable { .. } | Input::Written { .. } => pipe.came.push_back(Came::Done),
-            Input::Timer => {}
+            Input::Datagram { .. } | Input::Timer => {}
         }
         body.is_stirred = true;
     }

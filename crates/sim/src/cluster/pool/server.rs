@@ -164,6 +164,7 @@ impl Server {
             | Input::Read { .. }
             | Input::Durable { .. }
             | Input::Written { .. }
+            | Input::Datagram { .. }
             | Input::Timer => {}
         }
         if self.is_over {
