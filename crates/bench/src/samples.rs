@@ -1113,7 +1113,7 @@ mod tests {
         let mut bursts: BTreeMap<&str, u64> = BTreeMap::new();
         while samples.another(6, bars).expect("all is measured") {
             for (series, us) in [("Bare", 2.0), ("ours", 1.0), ("open", 2.0), ("beside", 5.0)] {
-                let factor = if samples.blocks() % 2 == 0 { 1.1 } else { 0.9 };
+                let factor = if samples.blocks().is_multiple_of(2) { 1.1 } else { 0.9 };
                 let measured = samples.burst_in(
                     || State::Any,
                     &key(series),

@@ -15,7 +15,7 @@ impl Rule {
         Self(text)
     }
 
-    /// Its text.
+    /// The pattern as its user has written it.
     #[must_use]
     pub fn text(&self) -> &Path {
         &self.0

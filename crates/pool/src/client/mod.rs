@@ -102,7 +102,7 @@ enum Seat {
 pub struct Client {
     seats: Vec<Seat>,
     network: Box<dyn Network>,
-    /// The chunks.
+    /// The chunks that are under way, one behind the other.
     ring: Region,
     options: Options,
     /// Decides between puts that took one number.

@@ -52,7 +52,7 @@ static OWN: AtomicPtr<AtomicU64> = AtomicPtr::new(std::ptr::null_mut());
 static COUNTS: AtomicPtr<AtomicU64> = AtomicPtr::new(std::ptr::null_mut());
 /// A process has had the same memory as this one.
 static SHARES_MEMORY: AtomicBool = AtomicBool::new(false);
-/// This process.
+/// The number of the process that the state here belongs to.
 static PROCESS: AtomicU64 = AtomicU64::new(0);
 /// Threads of the program.
 static THREADS: AtomicU32 = AtomicU32::new(1);
@@ -61,7 +61,7 @@ fn settings() -> Option<&'static Settings> {
     SETTINGS.get()
 }
 
-/// Counts something.
+/// Counts what becomes of files and calls.
 fn count(what: Count, by: u64) {
     let counts = COUNTS.load(Ordering::Relaxed);
     if !counts.is_null() {

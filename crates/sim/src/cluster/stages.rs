@@ -22,13 +22,13 @@ pub(super) const WORD: usize = 8;
 /// A work request that is posted.
 #[derive(Clone, Debug)]
 pub(crate) enum Verb {
-    /// A WRITE.
+    /// A WRITE of some bytes to a place.
     Write { at: u64, bytes: Vec<u8> },
     /// An ATOMIC WRITE, of one word.
     Atomic { at: u64, bytes: Vec<u8> },
     /// A WRITE with immediate, of which the process is told these bytes.
     WriteImm { at: u64, bytes: Vec<u8>, tells: Vec<u8> },
-    /// A SEND.
+    /// A SEND into the next receive buffer.
     Send { bytes: Vec<u8> },
     /// A FLUSH, or the READ that stands in for it.
     Flush(Flush),
@@ -41,7 +41,7 @@ pub(crate) struct Receives {
     pub(crate) ddio: bool,
     /// Where what is flushed is safe.
     pub(crate) domain: PersistenceDomain,
-    /// Receive buffers.
+    /// How many receive buffers there are.
     pub(crate) count: u64,
     /// Where they lie on the disk, and how long each is; `None`: in memory that is lost with its process.
     pub(crate) on_disk: Option<(u64, u64)>,

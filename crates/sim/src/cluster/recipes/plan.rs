@@ -31,7 +31,7 @@ pub struct Recipes {
     pub config: Config,
     /// Which operation carries the updates.
     pub op: Op,
-    /// The steps.
+    /// The steps that clients carry out.
     pub recipe: Recipe,
     /// Places for the updates, which are used one after the other.
     pub slots: u64,

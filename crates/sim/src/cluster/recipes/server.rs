@@ -16,7 +16,7 @@ use crate::cluster::{Input, Moment};
 
 /// A client wants to post in this lane.
 pub(super) const HELLO: u8 = b'H';
-/// It may.
+/// A client may begin.
 pub(super) const READY: u8 = b'R';
 /// The acknowledgement of a recipe.
 pub(super) const ACK: u8 = b'A';
