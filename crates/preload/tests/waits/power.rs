@@ -107,7 +107,7 @@ fn power_is_lost(program: &Path, syncs: bool, is_cached: bool) -> Option<Outcome
     assert!(made.expect("a shell").success());
 
     let command = match &cache {
-        Some(cache) if inspect(program.to_owned()).expect("a program").way() == Ok(Way::Outside) => {
+        Some(cache) if inspect(program).expect("a program").way() == Ok(Way::Outside) => {
             cache.supervised(program)
         }
         Some(cache) => {
