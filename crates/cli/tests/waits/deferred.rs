@@ -35,7 +35,7 @@ os.fsync(f); assert os.fstat(f).st_size == len(b) and os.pread(f, 9, 12345) == b
         "--",
         "sh",
         "-c",
-        "echo x > f; true & wait; exit 7",
+        "exec 3> f; echo x >&3; true & wait; exit 7",
     ]);
     assert_eq!(said.status, Some(7), "{}", said.stderr);
     assert!(said.stderr.contains("handed back: a child was made"), "{}", said.stderr);

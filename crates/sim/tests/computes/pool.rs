@@ -30,5 +30,5 @@ const ACTIVE: &[(&str, f64)] = &[
 
 cluster! { Pool;
     fn seeds_of_two_of_three() { 300, of(3, 2), ACTIVE }
-    fn seeds_of_other_quorums() { 240, Params::default(), ACTIVE }
+    fn seeds_of_other_quorums() { 300, Params::default(), ACTIVE }
 }

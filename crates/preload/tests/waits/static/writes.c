@@ -24,6 +24,12 @@ static void must(int holds, const char *what) {
     }
 }
 
+/* Says a line. Where a supervisor is killed in the middle of that call, the call fails, and nothing was said yet. */
+static void say(const char *line, int len) {
+    while (write(1, line, len) < 0 && errno == EIO) {
+    }
+}
+
 /* For each byte on its standard input, writes a record and says its number when it is durable; or, as E and a number, which error there was instead, and tries it again the next time. */
 static int forever(int file, uint64_t run) {
     char byte;
@@ -31,11 +37,12 @@ static int forever(int file, uint64_t run) {
     while (read(0, &byte, 1) == 1) {
         for (int at = 0; at < RECORD / 8; at++)
             record[at] = run << 32 | n;
+        char line[32];
         ssize_t written = pwrite(file, record, RECORD, n * RECORD);
         if (written != RECORD || fdatasync(file) != 0)
-            dprintf(1, "E%d\n", errno);
+            say(line, snprintf(line, sizeof line, "E%d\n", errno));
         else
-            dprintf(1, "%llu\n", (unsigned long long)n++);
+            say(line, snprintf(line, sizeof line, "%llu\n", (unsigned long long)n++));
     }
     return 0;
 }
