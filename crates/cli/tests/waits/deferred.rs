@@ -2,6 +2,7 @@
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::Stdio;
+use std::time::Duration;
 
 use crate::cache::CacheDirectory;
 
@@ -94,18 +95,23 @@ fn what_is_not_for_these_modes_is_refused() {
     std::fs::write(place.0.join("text"), "no log").expect("room");
     run(&["--log", "text"]).bad("text");
     // One that another program has.
-    let mut command =
-        place.rem(&["run", "--mode", "deferred", "--log", "own.log", "--", "sh", "-c", "echo > f; read x"]);
+    let mut command = place.rem(&[
+        "run",
+        "--mode",
+        "deferred",
+        "--log",
+        "own.log",
+        "--",
+        "sh",
+        "-c",
+        "echo > f; echo > g; read x",
+    ]);
     let mut first = command.stdin(Stdio::piped()).spawn().expect("it runs");
-    while !place.0.join("f").exists() {
-        std::thread::yield_now();
+    // Its first file is there a moment before it has the log, for which nobody else may ask in that moment.
+    while !place.0.join("g").exists() {
+        std::thread::sleep(Duration::from_millis(1));
     }
-    let mut said = run(&["--log", "own.log"]);
-    // It has the file a moment before it has the log.
-    while said.status == Some(0) {
-        said = run(&["--log", "own.log"]);
-    }
-    said.bad("own.log");
+    run(&["--log", "own.log"]).bad("own.log");
     drop(first.stdin.take());
     first.wait().expect("it ends");
 }
