@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use comfy_table::{Table, presets};
 use serde::{Deserialize, Serialize};
 
+use crate::alike::{ALIKE, alike};
 use crate::report::{Control, Report, Row, align, bytes, figure};
-use crate::samples::{ALIKE, alike};
 
 /// What is read of an earlier report: what is not needed is passed over, so that those of other releases can be read.
 #[derive(Clone, Debug, Deserialize)]

@@ -5,6 +5,7 @@
 //! and a *far* state (see [`machine`]), which changes two-core figures by up to 3.5 times: so every sample is
 //! tagged with the state that was probed before and after it, and ratios are taken within one state only.
 
+mod alike;
 pub mod claims;
 pub mod compare;
 pub mod copy_engine;

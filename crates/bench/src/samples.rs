@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
 
+use crate::alike::{ALIKE, alike};
 use crate::effort::Effort;
 use crate::machine::State;
 use crate::only::{self, Only, Points};
 use crate::report::{Bar, Control, Cpu, Kind, Memory, Outlier, Row};
 use crate::role::Ran;
-use crate::server_load::ServerLoad;
 use crate::stats::{self, Burst, Estimate, Interval, LEAST, LOOKS, Statistic};
 
 /// What the name of a series ends with that is the second one of an A/A pair.
@@ -548,8 +548,10 @@ impl Samples {
     #[must_use]
     pub fn ratio_of(&self, statistic: Statistic, over: &Key, under: &Key) -> Option<Estimate> {
         let ratio = self.bare_ratio(statistic, over, under)?;
-        let spread = self.spread(over);
-        Some(ratio.map(|interval| interval.widened(spread)))
+        Estimate::by_state(|state| {
+            let (_, interval) = ratio.all().find(|(found, _)| *found == state)?;
+            Some(interval.widened(self.spread(over, state)))
+        })
     }
 
     fn bare_ratio(&self, statistic: Statistic, over: &Key, under: &Key) -> Option<Estimate> {
@@ -574,12 +576,11 @@ impl Samples {
     /// How many times its median a series' 99th percentile is, of each burst; the geometric mean, within each state of the machine.
     #[must_use]
     pub fn tail(&self, key: &Key) -> Option<Estimate> {
-        let spread = self.spread(key);
         Estimate::by_state(|state| {
             let of = |burst: &Burst| Some((burst.get(Statistic::P99)? / burst.get(Statistic::P50)?).ln());
             let bursts = self.of(key).iter().filter(|burst| burst.state == state);
             let found: Vec<f64> = bursts.filter_map(of).filter(|times| times.is_finite()).collect();
-            Some(stats::mean(&found)?.map(f64::exp).widened(spread))
+            Some(stats::mean(&found)?.map(f64::exp).widened(self.spread(key, state)))
         })
     }
 
@@ -591,7 +592,6 @@ impl Samples {
         keys: [&Key; N],
         by: impl Fn([f64; N]) -> f64,
     ) -> Option<Estimate> {
-        let spread = self.spread(keys[0]);
         Estimate::by_state(|state| {
             let of = |key: &Key| {
                 let bursts: Vec<&Burst> = self.of(key).iter().filter(|burst| burst.state == state).collect();
@@ -605,18 +605,23 @@ impl Samples {
                 .filter(|value| *value > 0.0)
                 .map(f64::ln)
                 .collect();
-            Some(stats::mean(&found)?.map(f64::exp).widened(spread))
+            Some(stats::mean(&found)?.map(f64::exp).widened(self.spread(keys[0], state)))
         })
     }
 
     /// How far apart one series and itself were, as a factor: the interval of the A/A pair's ratio, the wider side of it. It is that of the
-    /// pairs that are most like what is compared: see [`alike`]; 1 without any.
+    /// pairs that are most like what is compared: see [`alike`](crate::alike::alike); in that state of the machine, if it was there often enough; 1 without any.
     #[must_use]
-    pub fn spread(&self, compared: &Key) -> f64 {
+    pub fn spread(&self, compared: &Key, state: State) -> f64 {
         let of = |(first, again): &(Key, Key)| {
             let ratio = self.bare_ratio(Statistic::P50, first, again)?;
-            let wide = |(_, i): (State, Interval)| (i.n >= LEAST).then(|| i.high.max(1.0 / i.low));
-            ratio.all().filter_map(wide).reduce(f64::max)
+            let widest = |is: &dyn Fn(State) -> bool| {
+                let wide = |(found, i): (State, Interval)| {
+                    (i.n >= LEAST && is(found)).then(|| i.high.max(1.0 / i.low))
+                };
+                ratio.all().filter_map(wide).reduce(f64::max)
+            };
+            widest(&|found| found == state).or_else(|| widest(&|_| true))
         };
         let widest = |n: usize| {
             let those = self.controls.iter().filter(|(first, _)| alike(first.words(), compared.words())[n]);
@@ -756,17 +761,6 @@ impl Samples {
     }
 }
 
-/// How many ways there are in which an A/A pair may be like what is compared.
-pub(crate) const ALIKE: usize = 6;
-
-/// In which ways an A/A pair is like what is compared, the nearest first: of its operation at such a server, of its operation, of its metric at such a
-/// server, of its metric, at such a server, of the bench. What they are is said by operation, series and metric.
-pub(crate) fn alike<M: PartialEq>(first: (&str, &str, M), compared: (&str, &str, M)) -> [bool; ALIKE] {
-    let (op, metric) = (first.0 == compared.0, first.2 == compared.2);
-    let at = ServerLoad::of(first.1) == ServerLoad::of(compared.1);
-    [metric && op && at, metric && op, metric && at, metric, at, true]
-}
-
 /// The logarithm of a statistic in each block: where a block has several bursts, their mean. What is zero has none.
 fn by_block(bursts: &[&Burst], statistic: Statistic) -> BTreeMap<u32, f64> {
     let mut sums: BTreeMap<u32, (f64, f64)> = BTreeMap::new();
@@ -896,7 +890,7 @@ mod tests {
             add(&mut samples, "a (again)", State::Near, block, off);
             add(&mut samples, "b", State::Near, block, 1.2);
         }
-        assert!(samples.spread(&key("b")) > 1.2);
+        assert!(samples.spread(&key("b"), State::Near) > 1.2);
         let ratio = samples.ratio(&key("b"), &key("a")).unwrap();
         assert_eq!(ratio.judge(Sense::AtMost, 1.0), Judgement::Undecided);
         assert_eq!(
@@ -913,7 +907,8 @@ mod tests {
         let of = |op: &str, series: &str, metric| Key { op: op.into(), x: 64, series: series.into(), metric };
         let idle = of("get", "a/idle", Metric::Latency);
         let busy = of("get", "a/busy 50 us", Metric::Latency);
-        for (key, factor) in [(&idle, 1.1), (&busy, 3.0)] {
+        let noisy = of("get", "c/idle", Metric::Latency);
+        for (key, factor) in [(&idle, 1.1), (&busy, 3.0), (&noisy, 1.5)] {
             samples.control(key);
             for block in 0..6 {
                 samples.block(block);
@@ -922,10 +917,12 @@ mod tests {
                 samples.add(&key.again(), State::Near, State::Near, [off]);
             }
         }
-        let spread = |op, series, metric| samples.spread(&of(op, series, metric));
-        assert!(spread("get", "b/idle", Metric::Latency) < 1.3);
-        assert!(spread("put", "b/idle", Metric::Latency) < 1.3, "another operation");
-        assert!(spread("put", "b/idle", Metric::Rate) < 1.3, "another metric");
+        let spread = |op, series, metric| samples.spread(&of(op, series, metric), State::Near);
+        assert!(spread("get", "a/idle", Metric::Latency) < 1.2, "its own pair, however noisy others are");
+        assert!(spread("get", "c/idle", Metric::Latency) > 1.3);
+        assert!(spread("get", "b/idle", Metric::Latency) > 1.3, "the widest of those that are as like it");
+        assert!(spread("put", "b/idle", Metric::Latency) < 2.0, "another operation");
+        assert!(spread("put", "b/idle", Metric::Rate) < 2.0, "another metric");
         assert!(spread("get", "b/busy 50 us", Metric::Latency) > 2.0);
         assert!(spread("get", "b/spinning", Metric::Latency) > 2.0, "no pair at such a server");
     }
