@@ -50,6 +50,8 @@ struct State {
     handle: AtomicU64,
     /// [`handle_unasked`].
     handle_unasked: AtomicU64,
+    /// Whether the processor has XSAVEC.
+    compacts: AtomicU64,
 }
 
 /// What a site's trampoline hands over; the assembly knows the order.
@@ -89,7 +91,7 @@ global_asm!(
     ".balign 64",
     ".globl remanence_intercept_state",
     ".hidden remanence_intercept_state",
-    "remanence_intercept_state: .skip 64",
+    "remanence_intercept_state: .skip 72",
     ".popsection",
     ".pushsection .text.remanence_intercept_gate, \"ax\", @progbits",
     ".balign 64",
@@ -222,7 +224,14 @@ global_asm!(
     "mov [rsp + 568], rax",
     "mov eax, [rip + {state} + 32]",
     "mov edx, [rip + {state} + 36]",
+    // Where the processor can, without the parts that nobody has used since they were as they begin.
+    "cmp qword ptr [rip + {state} + 64], 0",
+    "je 6f",
+    "xsavec64 [rsp]",
+    "jmp 7f",
+    "6:",
     "xsave64 [rsp]",
+    "7:",
     "mov r13, rsp",
     "lea rdi, [rbp - 64]",
     "call [rip + {state} + 48]",
@@ -333,7 +342,14 @@ global_asm!(
     "mov [rsp + 568], rax",
     "mov eax, [rip + {state} + 32]",
     "mov edx, [rip + {state} + 36]",
+    // Where the processor can, without the parts that nobody has used since they were as they begin.
+    "cmp qword ptr [rip + {state} + 64], 0",
+    "je 6f",
+    "xsavec64 [rsp]",
+    "jmp 7f",
+    "6:",
     "xsave64 [rsp]",
+    "7:",
     "mov r13, rsp",
     "lea rdi, [rbp - 64]",
     "call [rip + {state} + 56]",
@@ -471,6 +487,7 @@ pub(super) fn open(hook: Hook, stacks: u64, used: u64) -> bool {
         (&state.wants, wants as *const () as u64),
         (&state.handle, handle as *const () as u64),
         (&state.handle_unasked, handle_unasked as *const () as u64),
+        (&state.compacts, __cpuid_count(0xd, 1).eax as u64 >> 1 & 1),
     ] {
         field.store(value, Ordering::Relaxed);
     }
