@@ -78,6 +78,12 @@ impl Medium for LogMedium {
     }
 
     fn write(&self, offset: u64, bytes: &[u8]) {
+        /// As long as this are only the data of entries, each on a page that this process may not have seen yet.
+        const LONG: usize = 1024;
+        if !self.cached && bytes.len() >= LONG {
+            // A page of memory that is read first comes with those behind it, by one fault of all of them; one that is written first comes alone.
+            self.region.read(offset, &mut [0]);
+        }
         if self.takes(offset, bytes.len() as u64) {
             self.region.write(offset, bytes);
         }

@@ -10,12 +10,16 @@
 //! set it back. It is looked at before each change and each sync: another one than our last change left means that somebody else was there.
 //! Then syncs are *due*, which the kernel carries out, and nothing is logged until they were.
 //!
+//! **Of an exclusive file no time is kept** (`face/exclusive.rs`): nobody but programs of ours has it open, and who opens it from then on is told by the kernel before he can change it. Its length is kept, and when it was
+//! changed last at the latest.
+//!
 //! | word | who changes it |
 //! |---|---|
 //! | key | the daemon alone, while nobody finds the slot |
 //! | lock | whoever takes it; the daemon breaks that of a process that died |
 //! | marks | whoever changes the file without the lock, before and after: it is only counted up |
 //! | why | anybody, and bits are only added: for good |
+//! | exclusive | the daemon; anybody ends it |
 //! | all others | who has the lock |
 
 use std::fs::Metadata;
@@ -27,7 +31,7 @@ use remanence_cache::words::{Word, Words};
 use crate::sys;
 
 /// What a segment begins with: a name and a version.
-const MAGIC: u64 = u64::from_le_bytes(*b"REMCSEG3");
+const MAGIC: u64 = u64::from_le_bytes(*b"REMCSEG4");
 /// How many processes can be there at a time.
 pub(crate) const CLIENTS: usize = 4096;
 /// How many files the table has room for: a power of two.
@@ -36,10 +40,12 @@ pub(crate) const FILES: usize = 2048;
 const PROBES: usize = 64;
 
 const LOG_AT: usize = 64;
-const CLIENTS_AT: usize = 128;
+const LEAKED_AT: usize = 128;
+const LEAKED_WORDS: usize = 64;
+const CLIENTS_AT: usize = LEAKED_AT + LEAKED_WORDS;
 const CLIENT_WORDS: usize = 8;
 const FILES_AT: usize = CLIENTS_AT + CLIENTS * CLIENT_WORDS;
-const FILE_WORDS: usize = 24;
+const FILE_WORDS: usize = 32;
 /// Words of a segment.
 pub(crate) const WORDS: usize = FILES_AT + FILES * FILE_WORDS;
 /// Bytes of it.
@@ -161,6 +167,12 @@ const LISTENS: usize = 27;
 /// Whose turn it is to sync the log, and up to where somebody has asked for that.
 const TURN: usize = 28;
 const SYNC_UPTO: usize = 29;
+/// How many files are exclusive; how often the daemon has begun or ended to look who has opened one, which is odd while it looks.
+const EXCLUSIVES: usize = 30;
+const LOOKS: usize = 31;
+/// How many files there were; how often somebody has changed the flags of a description.
+const STAMPS: usize = 32;
+const FLAGS: usize = 33;
 
 /// Somebody has the turn.
 const TAKEN: u64 = 1;
@@ -493,6 +505,58 @@ impl Segment {
         self.is_quiet();
     }
 
+    /// How many files are exclusive.
+    pub(crate) fn exclusives(self) -> u64 {
+        self.word(EXCLUSIVES).load(Ordering::SeqCst)
+    }
+
+    /// The same, said: the daemon's alone.
+    pub(crate) fn set_exclusives(self, count: usize) {
+        self.word(EXCLUSIVES).store(count as u64, Ordering::SeqCst);
+    }
+
+    /// How often the daemon has begun, or ended, to look who has opened exclusive files: odd while it looks.
+    pub(crate) fn looks(self) -> u64 {
+        self.word(LOOKS).load(Ordering::SeqCst)
+    }
+
+    /// The daemon begins to look, or ends: what it has found is said in between.
+    pub(crate) fn look(self) {
+        self.word(LOOKS).fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// How often somebody has changed flags of an open file.
+    pub(crate) fn flags_changed(self) -> u64 {
+        self.word(FLAGS).load(Ordering::SeqCst)
+    }
+
+    /// Somebody is about to.
+    pub(crate) fn change_flags(self) {
+        self.word(FLAGS).fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn leaked_bit(self, key: &Key) -> (&'static AtomicU64, u64) {
+        let mixed = (key.inode ^ key.device.rotate_left(32) ^ key.born.rotate_left(17))
+            .wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let bit = (mixed >> 40) as usize % (LEAKED_WORDS * 64);
+        (self.word(LEAKED_AT + bit / 64), 1 << (bit % 64))
+    }
+
+    /// Somebody whose calls nobody sees may have a descriptor of ours that leads to this file: it is never exclusive, and a few others with it.
+    pub(crate) fn leak(self, key: &Key) {
+        let (word, bit) = self.leaked_bit(key);
+        word.fetch_or(bit, Ordering::SeqCst);
+        if let Some(file) = self.find(key) {
+            file.end_exclusive();
+        }
+    }
+
+    /// Whether somebody may.
+    pub(crate) fn is_leaked(self, key: &Key) -> bool {
+        let (word, bit) = self.leaked_bit(key);
+        word.load(Ordering::SeqCst) & bit != 0
+    }
+
     /// A file's place.
     pub(crate) fn file(self, slot: usize) -> File {
         File(self, FILES_AT + slot % FILES * FILE_WORDS)
@@ -526,6 +590,9 @@ impl Segment {
         file.word(File::WHY).store(first.why, Ordering::SeqCst);
         file.word(File::DUE).store(first.due, Ordering::SeqCst);
         file.word(File::CHANGED).store(first.changed, Ordering::SeqCst);
+        // No two files have the same, also not those of two segments, whose names are random.
+        let stamp = self.name().wrapping_add(self.word(STAMPS).fetch_add(1, Ordering::SeqCst));
+        file.word(File::STAMP).store(stamp, Ordering::SeqCst);
         file.state().store(File::LIVE, Ordering::SeqCst);
         Some(slot)
     }
@@ -583,6 +650,8 @@ impl File {
     const NONE: u64 = 0;
     const LIVE: u64 = 1;
     const GONE: u64 = 2;
+    const YES: u64 = 1;
+    const DOUBTED: u64 = 2;
 
     const LOCK: usize = 4;
     const ID: usize = 5;
@@ -599,6 +668,12 @@ impl File {
     const NAMELESS: usize = 16;
     const WITNESSED: usize = 17;
     const SETTLED: usize = 18;
+    const EXCLUSIVE: usize = 19;
+    const SIZE: usize = 20;
+    const TIME: usize = 21;
+    const TRIED: usize = 22;
+    const STAMP: usize = 23;
+    const LOOKED: usize = 24;
 
     fn word(self, at: usize) -> &'static AtomicU64 {
         self.0.word(self.1 + at)
@@ -778,6 +853,11 @@ impl File {
         self.set(Self::SETTLED, upto);
     }
 
+    /// Its place among files, for [`Segment::file`].
+    pub(crate) const fn slot(self) -> usize {
+        (self.1 - FILES_AT) / FILE_WORDS
+    }
+
     /// Its number in the log, if it has one.
     pub(crate) fn number(self) -> Option<u32> {
         u32::try_from(self.get(Self::ID)).ok().filter(|id| *id != u32::MAX)
@@ -817,6 +897,96 @@ impl File {
     /// The log has a time of the file durably.
     pub(crate) fn witness(self, time: u64) {
         self.word(Self::WITNESSED).fetch_max(time, Ordering::SeqCst);
+    }
+
+    /// Whether nobody but programs of ours has it open.
+    pub(crate) fn is_exclusive(self) -> bool {
+        self.get(Self::EXCLUSIVE) == Self::YES
+    }
+
+    /// Whether it was exclusive, and somebody has opened it since, maybe only to read it.
+    pub(crate) fn is_doubted(self) -> bool {
+        self.get(Self::EXCLUSIVE) == Self::DOUBTED
+    }
+
+    /// Nobody but programs of ours has it open: the daemon says so, and who has its lock [says](Self::left) how it is then.
+    pub(crate) fn begin_exclusive(self) {
+        self.set(Self::EXCLUSIVE, Self::YES);
+    }
+
+    /// Somebody else has opened it.
+    pub(crate) fn doubt_exclusive(self) {
+        let word = self.word(Self::EXCLUSIVE);
+        let _ = word.compare_exchange(Self::YES, Self::DOUBTED, Ordering::SeqCst, Ordering::SeqCst);
+    }
+
+    /// He has not written to it, and has closed it, or cannot.
+    pub(crate) fn prove_exclusive(self) {
+        let word = self.word(Self::EXCLUSIVE);
+        let _ = word.compare_exchange(Self::DOUBTED, Self::YES, Ordering::SeqCst, Ordering::SeqCst);
+    }
+
+    /// The only description that led to an exclusive file is closed: it is one as any other, if it is as we left it. The daemon's alone.
+    pub(crate) fn close_exclusive(self, found: &sys::Stat) {
+        if !self.lock(DAEMON, 0) {
+            return;
+        }
+        if self.is_exclusive() && found.size == self.size() && found.changed <= self.time() {
+            self.set_changed(found.changed);
+            let word = self.word(Self::EXCLUSIVE);
+            let _ = word.compare_exchange(Self::YES, 0, Ordering::SeqCst, Ordering::SeqCst);
+        }
+        self.unlock();
+    }
+
+    /// Somebody else may have changed it.
+    pub(crate) fn end_exclusive(self) {
+        if self.word(Self::EXCLUSIVE).swap(0, Ordering::SeqCst) != 0 {
+            // The time that was noted last is that of long ago.
+            self.mark();
+        }
+    }
+
+    /// How long an exclusive file is behind its last change, and when that was at the latest.
+    pub(crate) fn left(self, size: u64, time: u64) {
+        self.set(Self::SIZE, size);
+        self.set(Self::TIME, time);
+    }
+
+    /// How long an exclusive file is.
+    pub(crate) fn size(self) -> u64 {
+        self.get(Self::SIZE)
+    }
+
+    /// When an exclusive file was changed last, at the latest.
+    pub(crate) fn time(self) -> u64 {
+        self.get(Self::TIME)
+    }
+
+    /// What no other file has.
+    pub(crate) fn stamp(self) -> u64 {
+        self.get(Self::STAMP)
+    }
+
+    /// When its time and its length were looked at last.
+    pub(crate) fn looked(self) -> u64 {
+        self.get(Self::LOOKED)
+    }
+
+    /// They were looked at.
+    pub(crate) fn look(self, now: u64) {
+        self.set(Self::LOOKED, now);
+    }
+
+    /// Counts a sync that was absorbed. Whether it is worth asking for an exclusive file now: after some, and after twice as many each time, whatever came of it.
+    pub(crate) fn is_to_try(self) -> bool {
+        const FIRST: u64 = 8;
+        const MOST: u64 = 16;
+        let tried = self.get(Self::TRIED);
+        let (times, count) = (tried >> 32, (tried & 0xffff_ffff) + 1);
+        let is_due = count >= FIRST << times.min(MOST);
+        self.set(Self::TRIED, if is_due { (times.min(MOST) + 1) << 32 } else { times << 32 | count });
+        is_due
     }
 
     /// How it stands, for [`synced`](Self::synced).
@@ -906,240 +1076,4 @@ impl Words for SegmentWords {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
-    use super::*;
-
-    pub(crate) fn segment() -> Segment {
-        let words: Vec<AtomicU64> = (0..WORDS).map(|_| AtomicU64::new(0)).collect();
-        let segment = Segment::of(words.leak()).expect("enough words");
-        segment.make(7, 4);
-        segment
-    }
-
-    const fn key(inode: u64) -> Key {
-        Key { device: 1, inode, born: 3 }
-    }
-
-    const FIRST: First = First { id: 5, why: 0, due: 1, changed: 100 };
-
-    #[test]
-    fn one_of_those_who_wait_syncs_for_all() {
-        const LONG_MS: u64 = 600_000;
-        let segment = segment();
-        let (synced, (go, went)) = (&AtomicU64::new(0), std::sync::mpsc::channel::<()>());
-        let sync = move |upto| {
-            synced.fetch_add(1, Ordering::SeqCst);
-            segment.log().raise(Word::Durable, upto);
-            true
-        };
-        let until = |holds: &dyn Fn() -> bool| {
-            while !holds() {
-                std::thread::yield_now();
-            }
-        };
-        std::thread::scope(|threads| {
-            let held = move |upto| {
-                let _ = went.recv();
-                sync(upto)
-            };
-            threads.spawn(move || assert!(segment.sync_in_turn(1, LONG_MS, held)));
-            until(&|| segment.word(TURN).load(Ordering::SeqCst) & TAKEN != 0);
-            for upto in 2..=9 {
-                threads.spawn(move || assert!(segment.sync_in_turn(upto, LONG_MS, sync)));
-                until(&|| segment.word(SYNC_UPTO).load(Ordering::SeqCst) == upto);
-            }
-            drop(go);
-        });
-        assert_eq!(synced.load(Ordering::SeqCst), 2, "that of the first, and one for the eight behind it");
-        assert_eq!(segment.word(TURN).load(Ordering::SeqCst) & (TAKEN | AWAITED), 0);
-    }
-
-    #[test]
-    fn who_has_died_with_the_turn_has_it_taken_away_and_ends_nobody_elses() {
-        let segment = segment();
-        let dead = NEXT | TAKEN;
-        segment.word(TURN).store(dead, Ordering::SeqCst);
-        let sync = |upto| {
-            segment.give_back(dead);
-            assert_eq!(segment.word(TURN).load(Ordering::SeqCst) & TAKEN, TAKEN, "it is another's by now");
-            segment.log().raise(Word::Durable, upto);
-            true
-        };
-        assert!(segment.sync_in_turn(5, 1, sync));
-        assert!(segment.sync_in_turn(5, 1, |_| panic!("all of it is durable")));
-        assert_eq!(segment.word(TURN).load(Ordering::SeqCst) & TAKEN, 0);
-        segment.fail();
-        assert!(!segment.sync_in_turn(5, 1, |_| true), "nothing is durable any more that somebody asks for");
-    }
-
-    #[test]
-    fn a_file_is_found_by_its_identity_and_not_after_it_was_removed() {
-        let segment = segment();
-        let slots: Vec<usize> =
-            (0..900).map(|inode| segment.insert(&key(inode), &FIRST).expect("room")).collect();
-        assert!((0..900).all(|inode| segment.find(&key(inode)).is_some()));
-        assert!(segment.find(&Key { born: 4, ..key(1) }).is_none(), "an inode that is used again");
-        for (inode, slot) in (0..900).zip(slots).filter(|(inode, _)| inode % 2 == 0) {
-            assert!(segment.remove(slot));
-            assert!(segment.find(&key(inode)).is_none());
-        }
-        assert!((0..900).filter(|inode| inode % 2 == 1).all(|inode| segment.find(&key(inode)).is_some()));
-    }
-
-    #[test]
-    fn garbage_leaves_no_bounds() {
-        let words: Vec<AtomicU64> =
-            (0..WORDS).map(|n| AtomicU64::new((n as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15))).collect();
-        let segment = Segment::of(words.leak()).expect("enough words");
-        assert!(!segment.is_ours());
-        for n in 0..10_000 {
-            let _ = segment.find(&key(n));
-            let file = segment.file(n as usize * 31);
-            file.note(n);
-            let _ = (file.is_absorbed(), file.error(), segment.client(n as usize).owner());
-        }
-        assert!(segment.log().load(Word::Head) < 1 << 50);
-        assert!(Segment::of(&[]).is_none());
-    }
-
-    #[test]
-    fn what_somebody_else_did_is_synced_twice_before_anything_is_absorbed() {
-        let segment = segment();
-        let file = segment.file(segment.insert(&key(1), &FIRST).expect("room"));
-        assert!(!file.is_absorbed(), "it was never synced");
-        file.note(100);
-        file.synced(file.before_sync(), true, 100);
-        assert!(file.is_absorbed());
-        // A change of ours.
-        file.set_changed(101);
-        file.note(101);
-        assert!(file.is_absorbed());
-        let strangers: [fn(File); 2] = [|file| file.note(102), File::mark];
-        for stranger in strangers {
-            stranger(file);
-            assert!(!file.is_absorbed());
-            file.note(102);
-            file.synced(file.before_sync(), true, 102);
-            assert!(!file.is_absorbed(), "whoever did it may have been at it");
-            file.synced(file.before_sync(), false, 102);
-            assert!(!file.is_absorbed(), "a change was under way");
-            file.synced(file.before_sync(), true, 103);
-            assert!(!file.is_absorbed(), "it changed meanwhile");
-            let before = file.before_sync();
-            file.synced(before, true, 102);
-            assert!(file.is_absorbed());
-        }
-        file.refuse(why::MAPPED);
-        file.note(102);
-        file.synced(file.before_sync(), true, 102);
-        assert!(!file.is_absorbed(), "for good");
-    }
-
-    #[test]
-    fn what_is_changed_while_nothing_is_logged_is_owed() {
-        let segment = segment();
-        let file = segment.file(segment.insert(&key(1), &First { due: 0, ..FIRST }).expect("room"));
-        assert!(file.is_absorbed());
-        segment.freeze(true);
-        assert!(!file.is_absorbed());
-        file.owe();
-        file.set_changed(101);
-        segment.freeze(false);
-        assert!(!file.is_absorbed(), "nobody has synced that");
-        file.synced(file.before_sync(), true, 101);
-        assert!(file.is_absorbed());
-    }
-
-    #[test]
-    fn what_others_have_logged_of_a_file_before_its_maker_said_so_counts() {
-        let segment = segment();
-        let file = |inode| segment.file(segment.insert(&key(inode), &FIRST).expect("room"));
-        let alone = file(1);
-        alone.born(100, true, 40);
-        assert!(alone.is_absorbed() && alone.last() == 40);
-        let shared = file(2);
-        // Somebody has synced it, and written to it since.
-        shared.synced(shared.before_sync(), true, 100);
-        shared.set_changed(101);
-        shared.set_last(57);
-        shared.born(100, true, 40);
-        assert_eq!(shared.last(), 57, "a sync has to wait for that");
-    }
-
-    #[test]
-    fn a_daemon_that_is_silent_is_called_now_and_then_until_it_is_heard() {
-        let segment = segment();
-        assert!(!segment.is_silent());
-        segment.silent(5 * CALL_NS);
-        assert!(segment.is_silent() && !segment.is_to_call(6 * CALL_NS - 1));
-        assert!(segment.is_to_call(6 * CALL_NS), "the daemon may have gone on just before");
-        assert!(!segment.is_to_call(6 * CALL_NS + 1), "one is enough");
-        assert!(segment.is_silent() && segment.is_to_call(7 * CALL_NS));
-        segment.heard();
-        assert!(!segment.is_silent());
-    }
-
-    #[test]
-    fn a_mark_during_a_sync_is_not_lost() {
-        let segment = segment();
-        let file = segment.file(segment.insert(&key(1), &FIRST).expect("room"));
-        let before = file.before_sync();
-        file.mark();
-        file.synced(before, true, 100);
-        file.note(100);
-        assert!(!file.is_absorbed());
-    }
-
-    #[test]
-    fn the_lock_of_a_dead_owner_is_broken_and_its_file_is_due() {
-        let segment = segment();
-        let file = segment.file(segment.insert(&key(1), &First { due: 0, ..FIRST }).expect("room"));
-        assert_eq!(file.take(&key(1), 9), Taken::Held);
-        assert!(file.is_absorbed() && file.holder() == 9);
-        assert!(!file.lock(10, 0), "it is another's");
-        file.break_lock(10);
-        assert_eq!(file.holder(), 9);
-        file.break_lock(9);
-        assert!(!file.is_absorbed(), "what it wrote may be in no log");
-        assert_eq!(file.take(&key(2), 10), Taken::Gone);
-        assert_eq!(file.take(&key(1), 10), Taken::Held);
-    }
-
-    #[test]
-    fn who_waits_for_changes_goes_on_when_each_file_was_given_back() {
-        let segment = segment();
-        let file = segment.file(segment.insert(&key(1), &FIRST).expect("room"));
-        segment.wait_changes(60_000);
-        assert_eq!(file.take(&key(1), 9), Taken::Held);
-        let before = sys::monotonic();
-        segment.wait_changes(30);
-        assert!(sys::monotonic() - before >= 30_000_000, "somebody has it all the time");
-        std::thread::scope(|scope| {
-            let waits = scope.spawn(|| segment.wait_changes(60_000));
-            file.unlock();
-            waits.join().expect("it goes on");
-        });
-    }
-
-    #[test]
-    fn who_waits_for_a_file_is_woken() {
-        let segment = segment();
-        let file = segment.file(segment.insert(&key(1), &FIRST).expect("room"));
-        let turns = std::sync::atomic::AtomicU64::new(0);
-        std::thread::scope(|scope| {
-            for owner in 1..5 {
-                let turns = &turns;
-                scope.spawn(move || {
-                    for _ in 0..2000 {
-                        assert!(file.lock(owner, 60_000));
-                        let was = turns.load(Ordering::Relaxed);
-                        std::hint::spin_loop();
-                        turns.store(was + 1, Ordering::Relaxed);
-                        file.unlock();
-                    }
-                });
-            }
-        });
-        assert_eq!(turns.load(Ordering::Relaxed), 8000);
-    }
-}
+pub(crate) mod tests;

@@ -12,6 +12,7 @@ use std::sync::atomic::AtomicU64;
 
 use remanence_cache::entry::Mtime;
 use remanence_intercept::{Syscall, raw};
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::segment::Key;
 
@@ -39,6 +40,11 @@ static WAITS: OnceLock<fn(u64) -> bool> = OnceLock::new();
 pub(crate) fn on_behalf(waits: fn(u64) -> bool) {
     // Once is enough.
     let _ = WAITS.set(waits);
+}
+
+/// Whether calls are carried out for others, whose descriptors have other numbers here.
+pub(crate) fn is_on_behalf() -> bool {
+    WAITS.get().is_some()
 }
 
 /// Carries out what the program was about to, and gives what the kernel gave.
@@ -271,6 +277,179 @@ pub(crate) fn flags(fd: i32) -> Result<i32, Errno> {
     call(libc::SYS_fcntl, [fd_of(fd), libc::F_GETFL as u64, 0]).map(|flags| flags as i32)
 }
 
+/// Whether a descriptor is one that a program keeps which is executed. `None`: there is no such descriptor.
+pub(crate) fn stays_at_exec(fd: i32) -> Option<bool> {
+    let flags = call(libc::SYS_fcntl, [fd_of(fd), libc::F_GETFD as u64, 0]).ok()?;
+    Some(flags & libc::FD_CLOEXEC as u64 == 0)
+}
+
+/// Gives a descriptor of ours a number that programs do not come to, of the last quarter of those that there may be, and closes it at `exec`.
+pub(crate) fn put_high(fd: i32) -> Result<i32, Errno> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    let (which, to) = (u64::from(libc::RLIMIT_NOFILE), (&raw mut limit) as u64);
+    call(libc::SYS_prlimit64, [0, which, 0, to])?;
+    let least = limit.rlim_cur.min(1 << 20) / 4 * 3;
+    let high = call(libc::SYS_fcntl, [fd_of(fd), libc::F_DUPFD_CLOEXEC as u64, least])?;
+    Ok(high as i32)
+}
+
+/// How many bytes can be read from a descriptor now.
+pub(crate) fn readable(fd: i32) -> Result<u32, Errno> {
+    let mut bytes = [0_u32; 2];
+    call(libc::SYS_ioctl, [fd_of(fd), libc::FIONREAD, (&raw mut bytes) as u64]).map(|_| bytes[0])
+}
+
+/// The numbers of this process' descriptors, as far as the kernel shows them; each is told to `each`.
+pub(crate) fn descriptors(mut each: impl FnMut(i32)) -> Result<(), Errno> {
+    const NAME_AT: usize = 19;
+    let flags = (libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC) as u64;
+    let opened = open(libc::AT_FDCWD, c"/proc/self/fd", flags, 0);
+    let own = match i32::try_from(opened) {
+        Ok(fd @ 0..) => Own(fd),
+        _ => return Err(opened.wrapping_neg() as Errno),
+    };
+    let mut entries = [0_u64; 256];
+    loop {
+        let (at, len) = (entries.as_mut_ptr() as u64, size_of_val(&entries) as u64);
+        let len = call(libc::SYS_getdents64, [fd_of(own.0), at, len])? as usize;
+        if len == 0 {
+            return Ok(());
+        }
+        let bytes: &[u8] = &entries.map(u64::to_le_bytes).concat();
+        let mut left = &bytes[..len.min(bytes.len())];
+        while let Some(record) = left.get(16..18) {
+            let record = usize::from(u16::from_le_bytes([record[0], record[1]]));
+            let (Some(entry), true) = (left.get(..record), record > NAME_AT) else { return Err(libc::EIO) };
+            let number =
+                entry[NAME_AT..].split(|byte| *byte == 0).next().and_then(|name| str::from_utf8(name).ok());
+            number
+                .and_then(|number| number.parse().ok())
+                .filter(|fd| *fd != own.0)
+                .into_iter()
+                .for_each(&mut each);
+            left = &left[record..];
+        }
+    }
+}
+
+/// Whether nobody has a file open but by the description of this descriptor, which may write: nobody else may write, and on a kernel that counts readers (with IMA) nobody reads. It is asked for a lease,
+/// which is given back at once: who opens the file in that moment without waiting is told to try again.
+pub(crate) fn is_alone(fd: i32) -> bool {
+    let set = |what: i32, to: i32| call(libc::SYS_fcntl, [fd_of(fd), what as u64, fd_of(to)]);
+    // Whoever comes in that moment has a signal sent that nobody minds.
+    let is_alone = set(F_SETSIG, libc::SIGURG).is_ok() && set(libc::F_SETLEASE, libc::F_WRLCK).is_ok();
+    if is_alone {
+        let _ = set(libc::F_SETLEASE, libc::F_UNLCK);
+        let _ = set(libc::F_SETOWN, 0);
+    }
+    let _ = set(F_SETSIG, 0);
+    is_alone
+}
+
+const F_SETSIG: i32 = 10;
+
+/// What the kernel tells who has opened files: a group of fanotify, which needs no privilege, and tells of the own process which one it is (Linux 5.13).
+pub(crate) fn openers() -> Result<OwnedFd, Errno> {
+    const CLOEXEC_NONBLOCK: u64 = 0x1 | 0x2;
+    const REPORT_FID: u64 = 0x200;
+    let fd = call(libc::SYS_fanotify_init, [CLOEXEC_NONBLOCK | REPORT_FID, libc::O_RDONLY as u64])?;
+    // SAFETY: it was just made, and nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
+
+/// Somebody has opened a file; has closed what he might have written by; has changed its attributes.
+const OPENED: u64 = 0x20;
+const CLOSED: u64 = 0x8;
+const ATTRIBUTES: u64 = 0x4;
+
+/// Has a group tell who opens a file, and what he may have done; or no more.
+pub(crate) fn tell_openers(group: BorrowedFd<'_>, fd: i32, tell: bool) -> Result<(), Errno> {
+    let (what, of) = (if tell { 1 } else { 2 }, OPENED | CLOSED | ATTRIBUTES);
+    call(libc::SYS_fanotify_mark, [fd_of(group.as_raw_fd()), what, of, fd_of(fd), 0]).map(|_| ())
+}
+
+/// Which file an event is about: its file system's number, and its handle.
+pub(crate) type Marked = ([u8; 8], u32, Vec<u8>);
+
+/// What an event of such a group says.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Opened {
+    /// This process has opened that file.
+    Ours(Marked),
+    /// Somebody else has.
+    Others(Marked),
+    /// Somebody else has closed what he might have written by.
+    Closed(Marked),
+    /// He has opened it before that, or has changed its attributes.
+    Changed(Marked),
+    /// Some were lost, or cannot be read.
+    Unknown,
+}
+
+/// By what events name a file.
+pub(crate) fn marked(fd: i32) -> Option<Marked> {
+    // SAFETY: numbers only, for which zeros are values.
+    let mut found: libc::statfs = unsafe { zeroed() };
+    call(libc::SYS_fstatfs, [fd_of(fd), (&raw mut found) as u64]).ok()?;
+    let (kind, handle) = handle(fd);
+    let mut system = [0; 8];
+    // SAFETY: two numbers of 32 bits, which have no other form.
+    let words: [i32; 2] = unsafe { std::mem::transmute(found.f_fsid) };
+    system[..4].copy_from_slice(&words[0].to_le_bytes());
+    system[4..].copy_from_slice(&words[1].to_le_bytes());
+    (!handle.is_empty()).then_some((system, kind, handle))
+}
+
+/// Reads some events of a group. `None`: there are none now.
+pub(crate) fn read_openers(group: BorrowedFd<'_>) -> Option<Vec<Opened>> {
+    let mut buffer = [0_u64; 512];
+    let (at, len) = (buffer.as_mut_ptr() as u64, size_of_val(&buffer) as u64);
+    match call(libc::SYS_read, [fd_of(group.as_raw_fd()), at, len]) {
+        Ok(0) | Err(libc::EAGAIN) => None,
+        Err(libc::EINTR) => Some(Vec::new()),
+        Err(_) => Some(vec![Opened::Unknown]),
+        Ok(len) => {
+            let bytes = buffer.map(u64::to_le_bytes).concat();
+            Some(parse_openers(&bytes[..(len as usize).min(bytes.len())], process()))
+        }
+    }
+}
+
+/// Takes events apart, as fanotify(7) says.
+fn parse_openers(mut left: &[u8], own: u64) -> Vec<Opened> {
+    const HEAD: usize = 24;
+    const BY_HANDLE: u8 = 1;
+    let number = |bytes: &[u8], at: usize| {
+        bytes.get(at..at + 4).map(|four| u32::from_le_bytes([four[0], four[1], four[2], four[3]]))
+    };
+    let mut found = Vec::new();
+    while let Some(len) = number(left, 0) {
+        let Some(event) = left.get(..len as usize).filter(|event| event.len() >= HEAD) else {
+            found.push(Opened::Unknown);
+            break;
+        };
+        left = &left[len as usize..];
+        let file = || {
+            let about = &event[usize::from(u16::from_le_bytes([event[6], event[7]]))..];
+            let (kind, system) = (*about.first()?, about.get(4..12)?.try_into().ok()?);
+            let (len, handle) = (number(about, 12)? as usize, number(about, 16)?);
+            let bytes = about.get(20..20 + len)?.to_vec();
+            (kind == BY_HANDLE).then_some((system, handle, bytes))
+        };
+        let process = number(event, 20).unwrap_or(0);
+        let is_whole = usize::from(u16::from_le_bytes([event[6], event[7]])) <= event.len();
+        let mask = event[8..16].try_into().map_or(0, u64::from_le_bytes);
+        found.push(match if is_whole { file() } else { None } {
+            Some(file) if u64::from(process) == own => Opened::Ours(file),
+            Some(file) if mask == CLOSED => Opened::Closed(file),
+            Some(file) if mask == OPENED => Opened::Others(file),
+            Some(file) => Opened::Changed(file),
+            None => Opened::Unknown,
+        });
+    }
+    found
+}
+
 /// Where the next `read` or `write` of a descriptor is.
 pub(crate) fn position(fd: i32) -> Result<u64, Errno> {
     call(libc::SYS_lseek, [fd_of(fd), 0, libc::SEEK_CUR as u64])
@@ -299,18 +478,18 @@ pub(crate) fn yield_now() {
 
 /// Nanoseconds that never go back.
 pub(crate) fn monotonic() -> u64 {
-    clock(libc::CLOCK_MONOTONIC)
+    clock(ClockId::Monotonic)
 }
 
 /// Nanoseconds since 1970.
 pub(crate) fn since_1970() -> u64 {
-    clock(libc::CLOCK_REALTIME)
+    clock(ClockId::Realtime)
 }
 
-fn clock(which: libc::clockid_t) -> u64 {
-    let mut time = [0_u64; 2];
-    let _ = call(libc::SYS_clock_gettime, [which as u64, time.as_mut_ptr() as u64]);
-    time[0].wrapping_mul(1_000_000_000).wrapping_add(time[1])
+/// By the kernel's own object (vDSO) where it has one, which is no system call. Who is in a hook has called it once before: then it is known where that is.
+fn clock(which: ClockId) -> u64 {
+    let time = clock_gettime(which);
+    time.tv_sec.cast_unsigned().wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec.cast_unsigned())
 }
 
 /// Sleeps while the low half of a word has a value, or until it is woken, or as long as that.

@@ -8,6 +8,10 @@ pub(crate) const LEN: usize = 64;
 /// What each message begins with: a name and a version.
 const MAGIC: u64 = u64::from_le_bytes(*b"REMCMSG1");
 
+/// What a question about exclusive files wants: a descriptor; and what it is about: one that is exclusive already.
+pub(crate) const OPENERS: u64 = 1;
+pub(crate) const AGAIN: u64 = 2;
+
 /// What is asked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
@@ -27,10 +31,14 @@ pub(crate) enum Kind {
     Freeze = 7,
     /// Log again what programs change.
     Thaw = 8,
+    /// May this file be exclusive, or stay so ([`AGAIN`])? Its descriptor comes with it, and with the answer, if that is wanted ([`OPENERS`]), one that tells when somebody opens such a file.
+    Exclusive = 9,
+    /// Look who has opened exclusive files. The descriptor comes as with the one before.
+    Look = 10,
 }
 
 impl Kind {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 10] = [
         Self::Hello,
         Self::Register,
         Self::Kick,
@@ -39,6 +47,8 @@ impl Kind {
         Self::Stop,
         Self::Freeze,
         Self::Thaw,
+        Self::Exclusive,
+        Self::Look,
     ];
 }
 

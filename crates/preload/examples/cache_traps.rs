@@ -1,7 +1,8 @@
 //! A program with a trap for whoever watches its system calls, by the name of its first argument; the second is its file.
 //!
 //! It writes and syncs its file a few times, says "ready", waits for a line, does what it is here for, syncs, says "done", waits for the end of its
-//! standard input, and ends. It knows nothing of a cache. (`forever` alone does nothing of that.)
+//! standard input, and ends. It knows nothing of a cache. (`forever` alone does nothing of that.) With a third argument, `exclusive`, it syncs more often, so that nobody else is supposed to have the file, and writes
+//! what is in it to another one, as whoever reads it opens it.
 #![expect(unsafe_code, reason = "calls that the standard library does not make")]
 
 use std::fs::File;
@@ -18,9 +19,15 @@ fn main() {
     if name == "forever" {
         return forever(&file, arguments[3].parse().expect("the number of the run"));
     }
-    for round in 0..4 {
+    let is_exclusive = arguments.get(3).is_some_and(|word| word == "exclusive");
+    for round in 0..if is_exclusive { 12 } else { 4 } {
         file.write_all_at(&[round; 5000], u64::from(round) * 100).expect("room");
         file.sync_all().expect("a disk");
+    }
+    if is_exclusive {
+        let mut bytes = vec![0; file.metadata().expect("a file").len() as usize];
+        file.read_exact_at(&mut bytes, 0).expect("as long");
+        std::fs::write(format!("{path}.before"), bytes).expect("room");
     }
     say("ready");
     let mut line = [0; 1];
@@ -42,6 +49,11 @@ fn main() {
         "ring" => ring(),
         "direct" => around(path),
         "closed" => closed(&mut file, path),
+        "flags" => flags(&file),
+        "end" => at_the_end(path),
+        "child" => unseen_child(&file),
+        "send" => send(&file),
+        "write" => file.write_all_at(b"one write", 50).expect("room"),
         _ => panic!("there is no trap {name}"),
     }
     file.sync_all().expect("a disk");
@@ -281,6 +293,60 @@ fn closed(file: &mut File, path: &str) {
     std::mem::forget(other);
     third.write_all_at(b"by a number that was a device's", 3000).expect("room");
     file.write_all_at(&noise(5000), 100).expect("room");
+}
+
+/// Writes go elsewhere when the flags of a descriptor are others, whoever changes them.
+fn flags(file: &File) {
+    let other = file.try_clone().expect("a descriptor");
+    let set = |flags: i32| {
+        // SAFETY: no memory is touched.
+        assert_eq!(unsafe { libc::fcntl(other.as_raw_fd(), libc::F_SETFL, flags) }, 0);
+    };
+    file.write_all_at(b"where it is said", 100).expect("room");
+    set(libc::O_APPEND);
+    file.write_all_at(b"at the end all the same", 100).expect("room");
+    file.write_all_at(&noise(5000), 100).expect("room");
+    set(0);
+    file.write_all_at(b"where it is said again", 200).expect("room");
+}
+
+/// Appends by a description that nobody else has.
+fn at_the_end(path: &str) {
+    let path = format!("{path}.end");
+    let mut file = File::options().append(true).create(true).open(path).expect("room");
+    for n in 0..100 {
+        file.write_all(&noise(1 + n * 50)).expect("room");
+        file.write_all_at(b"it appends all the same", 3).expect("room");
+        file.sync_data().expect("a disk");
+    }
+}
+
+/// A child whose calls nobody sees writes by the same description.
+fn unseen_child(file: &File) {
+    let inherited = file.try_clone().expect("a descriptor");
+    let mut shell = Command::new("sh");
+    let status = shell.args(["-c", "printf foreign"]).env_remove("LD_PRELOAD").stdout(inherited).status();
+    assert!(status.expect("a shell").success());
+}
+
+/// A process whose calls nobody sees is sent the descriptor, and writes by it.
+fn send(file: &File) {
+    let socket = std::os::unix::net::UnixStream::connect("socket").expect("somebody listens");
+    let mut byte = [1_u8];
+    let mut part = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
+    // SOL_SOCKET and SCM_RIGHTS are 1.
+    let mut control = [20_u64, 1 << 32 | 1, file.as_raw_fd() as u64];
+    // SAFETY: numbers and pointers, for which zeros are values; they name live memory.
+    let sent = unsafe {
+        let mut message: libc::msghdr = std::mem::zeroed();
+        message.msg_iov = &raw mut part;
+        message.msg_iovlen = 1;
+        message.msg_control = control.as_mut_ptr().cast();
+        message.msg_controllen = 24;
+        libc::sendmsg(socket.as_raw_fd(), &raw const message, 0)
+    };
+    assert_eq!(sent, 1, "{}", std::io::Error::last_os_error());
+    (&socket).read_exact(&mut byte).expect("it is written");
 }
 
 fn ring() {

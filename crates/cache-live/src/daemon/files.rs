@@ -18,7 +18,7 @@ use rustix::fs::inotify;
 use super::rules::Paths;
 use super::work::Named;
 use crate::segment::{self, First, Segment, why};
-use crate::sys::{self, Errno, Stat};
+use crate::sys::{self, Errno, Marked, Opened, Stat};
 
 /// A change that is older than this is over.
 const OVER_NS: u64 = 2_000_000_000;
@@ -41,6 +41,8 @@ struct Held {
     is_directory: bool,
     /// How long it was when it had no name any more.
     unlinked: Option<u64>,
+    /// By what the kernel names it who tells of its openers, while it is exclusive.
+    marked: Option<Marked>,
 }
 
 impl Held {
@@ -72,6 +74,9 @@ pub(super) struct Files {
     by_id: BTreeMap<FileId, usize>,
     watches: BTreeMap<i32, usize>,
     inotify: OwnedFd,
+    /// What tells of openers of exclusive files, where the kernel has it; and the files.
+    openers: Option<OwnedFd>,
+    exclusive: BTreeMap<Marked, usize>,
     /// Files that somebody may still log changes of, after that was ended.
     ending: Vec<usize>,
     /// Directories that may be elsewhere by now.
@@ -105,6 +110,8 @@ impl Files {
             by_id: BTreeMap::new(),
             watches: BTreeMap::new(),
             inotify,
+            openers: sys::openers().ok(),
+            exclusive: BTreeMap::new(),
             ending: Vec::new(),
             moved: BTreeSet::new(),
             fresh: segment.keeps_images().then(Vec::new),
@@ -202,8 +209,165 @@ impl Files {
         self.watches.extend(watch.map(|watch| (watch, slot)));
         self.by_id.extend(id.map(|id| (id, slot)));
         let is_directory = stat.is_directory();
-        self.held.insert(slot, Held { path, rule, id, own, watch, is_directory, unlinked: None });
+        let held = Held { path, rule, id, own, watch, is_directory, unlinked: None, marked: None };
+        self.held.insert(slot, held);
         Ok(slot)
+    }
+
+    /// What can be read when somebody has opened an exclusive file, where the kernel tells that.
+    pub(super) fn openers(&self) -> Option<BorrowedFd<'_>> {
+        self.openers.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Makes a file exclusive, if the description that this descriptor has is the only one that leads to it, but for those that the kernel tells of from now on. Whoever asks has its lock, and looks behind the
+    /// answer whether it changed meanwhile. `again`: it is exclusive, and somebody has opened it since: it stays so if he cannot write, and has not.
+    ///
+    /// # Errors
+    /// Somebody else has it open, or may have; or the kernel does not tell.
+    pub(super) fn make_exclusive(&mut self, fd: OwnedFd, again: bool) -> Result<(), Errno> {
+        const TRIES: usize = 3;
+        let raw = fd.as_raw_fd();
+        let stat = Stat::of(raw)?;
+        let file = self.segment.find(&stat.key).ok_or(libc::ENOENT)?;
+        let slot = file.slot();
+        let marked = sys::marked(raw).ok_or(libc::EOPNOTSUPP)?;
+        if self.held.get(&slot).is_none_or(|held| held.own.is_none()) {
+            return Err(libc::ENOENT);
+        }
+        // An image is told by the time that is kept of its file.
+        if !stat.is_regular() || stat.links == 0 || file.why() != 0 || self.segment.keeps_images() {
+            return Err(libc::EINVAL);
+        }
+        if self.segment.is_leaked(&stat.key) {
+            return Err(libc::EAGAIN);
+        }
+        sys::tell_openers(self.openers().ok_or(libc::EOPNOTSUPP)?, raw, true)?;
+        let mut is_alone = false;
+        for _ in 0..TRIES {
+            self.look_for_openers(None);
+            if again && !self.exclusive.contains_key(&marked) {
+                break;
+            }
+            // Our own one counts as well where readers are counted.
+            self.held.entry(slot).and_modify(|held| held.own = None);
+            let has_none = !sys::is_alone(raw);
+            let mut open = File::options();
+            let opened = open.read(true).custom_flags(libc::O_NONBLOCK).open(format!("/proc/self/fd/{raw}"));
+            let Ok(own) = opened else {
+                // There is no number left: then it is held by the program's own description, which keeps its locks until it is forgotten, as something has to sync it.
+                self.exclusive.remove(&marked);
+                file.end_exclusive();
+                self.end_exclusive(Some(&marked), Some(&fd));
+                self.held
+                    .entry(slot)
+                    .and_modify(|held| (held.own, held.marked) = (Some(File::from(fd)), None));
+                return Err(libc::EMFILE);
+            };
+            self.held.entry(slot).and_modify(|held| held.own = Some(own));
+            // Of ours the kernel has told by the name that we have for the file; who came before it may have a description that writes.
+            let [ours, others] = self.look_for_openers(Some(&marked));
+            if has_none || !ours {
+                break;
+            }
+            is_alone = !others;
+            if is_alone {
+                break;
+            }
+        }
+        let was = self.exclusive.contains_key(&marked);
+        if is_alone && was == again {
+            if again {
+                file.prove_exclusive();
+            } else {
+                self.exclusive.insert(marked.clone(), slot);
+                self.held.entry(slot).and_modify(|held| held.marked = Some(marked));
+                file.begin_exclusive();
+            }
+            if self.segment.is_leaked(&stat.key) {
+                file.end_exclusive();
+            }
+        } else {
+            if was {
+                file.end_exclusive();
+            }
+            let held = self.held.get_mut(&slot);
+            let marked = held.and_then(|held| held.marked.take()).unwrap_or(marked);
+            self.end_exclusive(Some(&marked), Some(&fd));
+        }
+        self.segment.set_exclusives(self.exclusive.len());
+        if file.is_exclusive() { Ok(()) } else { Err(libc::EAGAIN) }
+    }
+
+    /// Looks who has opened exclusive files: they are doubted; or has written to them: they are none any more. Whether one file was opened by this process, and by another one.
+    pub(super) fn look_for_openers(&mut self, about: Option<&Marked>) -> [bool; 2] {
+        let Self { segment, openers, exclusive, held, .. } = self;
+        let Some(group) = openers.as_ref().map(AsFd::as_fd) else { return [false; 2] };
+        let mut seen = [false; 2];
+        let end = |held: &mut BTreeMap<usize, Held>, slot: usize| {
+            segment.file(slot).end_exclusive();
+            let Some(held) = held.get_mut(&slot) else { return };
+            held.marked = None;
+            if let Some(own) = &held.own {
+                let _ = sys::tell_openers(group, own.as_raw_fd(), false);
+            }
+        };
+        // Whose only description was closed, and how they were then.
+        let mut closed: BTreeMap<Marked, (usize, Option<Stat>)> = BTreeMap::new();
+        // Who looks whether there is something to be read sees by this that it was just read.
+        segment.look();
+        while let Some(events) = sys::read_openers(group) {
+            for event in events {
+                match event {
+                    Opened::Ours(file) => seen[0] |= about == Some(&file),
+                    Opened::Others(file) => {
+                        seen[1] |= about == Some(&file);
+                        exclusive
+                            .get(&file)
+                            .into_iter()
+                            .for_each(|slot| segment.file(*slot).doubt_exclusive());
+                        closed.remove(&file).into_iter().for_each(|(slot, _)| end(held, slot));
+                    }
+                    Opened::Closed(file) => {
+                        seen[1] |= about == Some(&file);
+                        if let Some(slot) = exclusive.remove(&file) {
+                            let own = held.get(&slot).and_then(|held| held.own.as_ref());
+                            let found = own.and_then(|own| Stat::of(own.as_raw_fd()).ok());
+                            closed.insert(file, (slot, found));
+                        }
+                    }
+                    Opened::Changed(file) => {
+                        seen[1] |= about == Some(&file);
+                        let slots = [exclusive.remove(&file), closed.remove(&file).map(|(slot, _)| slot)];
+                        slots.into_iter().flatten().for_each(|slot| end(held, slot));
+                    }
+                    Opened::Unknown => {
+                        seen[1] = true;
+                        let closed = std::mem::take(&mut closed).into_values().map(|(slot, _)| slot);
+                        closed
+                            .chain(std::mem::take(exclusive).into_values())
+                            .for_each(|slot| end(held, slot));
+                    }
+                }
+            }
+        }
+        // Nobody has opened these between their end and that look at them.
+        for (slot, found) in closed.into_values() {
+            found.iter().for_each(|found| segment.file(slot).close_exclusive(found));
+            end(held, slot);
+        }
+        segment.set_exclusives(exclusive.len());
+        segment.look();
+        seen
+    }
+
+    /// A file is forgotten.
+    fn end_exclusive(&mut self, marked: Option<&Marked>, own: Option<&impl AsRawFd>) {
+        let Some(marked) = marked else { return };
+        self.exclusive.remove(marked);
+        self.segment.set_exclusives(self.exclusive.len());
+        if let (Some(group), Some(own)) = (&self.openers, own) {
+            let _ = sys::tell_openers(group.as_fd(), own.as_raw_fd(), false);
+        }
     }
 
     /// The files that have come since this was asked last.
@@ -247,6 +411,7 @@ impl Files {
         let goes = file.last() <= tail && self.segment.remove(slot);
         file.unlock();
         if goes && let Some(held) = self.held.remove(&slot) {
+            self.end_exclusive(held.marked.as_ref(), held.own.as_ref());
             if let Some(id) = held.id {
                 self.by_id.remove(&id);
                 self.table.release(id, head);

@@ -446,6 +446,7 @@ impl Daemon {
             watch(self.files.ready());
             watch(self.copying.as_ref().map_or(self.worker.ready(), Copying::ready));
             watch(self.log_watch.ready());
+            watch(self.files.openers().unwrap_or_else(|| self.worker.ready()));
             self.asking.iter().for_each(|fd| watch(fd.as_fd()));
             self.joined.values().for_each(|joined| watch(joined.lives.as_fd()));
             match poll(&mut fds, timeout.as_ref()) {
@@ -481,7 +482,7 @@ impl Daemon {
 
     /// Does what has to be done for each descriptor that can be read, in the order in which they were watched.
     fn happened(&mut self, ready: &[bool], listener: &OwnedFd) -> Result<(), DaemonError> {
-        let (ready, asked) = ready.split_at(6);
+        let (ready, asked) = ready.split_at(7);
         let (asked, dead) = asked.split_at(self.asking.len());
         if ready[0] && self.ending.is_none() {
             self.end(None);
@@ -495,6 +496,9 @@ impl Daemon {
         if ready[5] {
             self.log_watch.take();
             self.look_for_log();
+        }
+        if ready[6] {
+            self.files.look_for_openers(None);
         }
         if ready[3] {
             self.files.look_for_unlinked().map_err(system("inotify"))?;
@@ -572,6 +576,16 @@ impl Daemon {
                     }
                 }
             }
+            Kind::Exclusive if about_us && self.ending.is_none() => {
+                let again = question.about & wire::AGAIN != 0;
+                let fd = fds.into_iter().next().ok_or(libc::EBADF);
+                let made = fd.and_then(|fd| self.files.make_exclusive(fd, again));
+                return self.openers_answered(&connection, question.about, &made);
+            }
+            Kind::Look if about_us => {
+                self.files.look_for_openers(None);
+                return self.openers_answered(&connection, question.about, &Ok(()));
+            }
             Kind::Kick if about_us => {
                 self.segment.kicked();
                 nothing
@@ -595,9 +609,23 @@ impl Daemon {
                 self.segment.freeze(false);
                 nothing
             }
-            Kind::Hello | Kind::Register | Kind::Kick | Kind::Drain | Kind::Freeze => refused(libc::ESTALE),
+            Kind::Hello
+            | Kind::Register
+            | Kind::Kick
+            | Kind::Drain
+            | Kind::Freeze
+            | Kind::Exclusive
+            | Kind::Look => refused(libc::ESTALE),
         };
         answered(&connection, &answer.emit(), &[]);
+    }
+
+    /// Answers who has asked about exclusive files; with the descriptor that tells who opens one, if it is wanted.
+    fn openers_answered(&self, connection: &OwnedFd, about: u64, done: &Result<(), i32>) {
+        let tells = self.files.openers().filter(|_| done.is_ok() && about & wire::OPENERS != 0);
+        let tells: Vec<i32> = tells.iter().map(AsRawFd::as_raw_fd).collect();
+        let answer = Answer { error: done.err().unwrap_or(0), ..Answer::default() };
+        answered(connection, &answer.emit(), &tells);
     }
 
     fn hello(&mut self, connection: &OwnedFd, has_segment: bool) {
@@ -909,9 +937,10 @@ impl Daemon {
             let [absorbed, kernel, bytes] = standing.file.counts();
             let comma = if files.is_empty() { "" } else { "," };
             files += &format!(
-                "{comma}{{\"path\":{},\"absorbed\":{absorbed},\"kernel\":{kernel},\"bytes\":{bytes},\"last\":{},\"why\":{},\"rule\":{}}}",
+                "{comma}{{\"path\":{},\"absorbed\":{absorbed},\"kernel\":{kernel},\"bytes\":{bytes},\"last\":{},\"exclusive\":{},\"why\":{},\"rule\":{}}}",
                 quoted(&standing.path.to_string_lossy()),
                 standing.file.last(),
+                standing.file.is_exclusive() || standing.file.is_doubted(),
                 said.map_or("null".into(), quoted),
                 standing.rule.map_or("null".into(), quoted),
             );

@@ -69,6 +69,8 @@ fn look_for_another(old: &'static Face) {
     match begin(old.address, None) {
         Ok(new) => {
             new.hold_back();
+            // What it has sent, and to whom, the new segment does not know.
+            new.leak_descriptors(true);
             FACE.store(Box::leak(Box::new(Face { before: Some(old), ..new })), Ordering::SeqCst);
         }
         Err(_) => {

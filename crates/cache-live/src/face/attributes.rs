@@ -9,7 +9,7 @@ use remanence_cache::op::Op;
 use remanence_cache::table::FileId;
 use remanence_intercept::{Syscall, Verdict};
 
-use super::{Face, Me};
+use super::{Face, Me, exclusive};
 use crate::segment::{File, Taken};
 use crate::sys::{self, Own, Stat};
 
@@ -110,7 +110,7 @@ impl Face {
     fn attributes_held(&self, me: &Me, call: &Syscall, file: &File, fd: i32) -> i64 {
         let now = Stat::of(fd).ok();
         match &now {
-            Some(now) => file.note(now.changed),
+            Some(now) => self.note(file, now, fd),
             None => file.make_due(),
         }
         let absorbed = file.is_absorbed() && !self.segment.has_failed();
@@ -119,7 +119,7 @@ impl Face {
             file.make_due();
             return value;
         };
-        file.set_changed(after.changed);
+        exclusive::left(file, &after);
         if !absorbed {
             file.owe();
             return value;

@@ -14,6 +14,7 @@
 //! | `copy_file_range`, `sendfile`, cloning | the kernel's, and the file is marked |
 //! | `splice` | the kernel's, and nobody begins to absorb while this process lives: it may wait for long |
 //! | `close`, `close_range`, `dup2`, `dup3` | are only noticed (`plain.rs`) |
+//! | `fcntl` with `F_SETFL`, `clone` and its kin, `execve`, messages that carry descriptors | the same (`exclusive.rs`) |
 //! | `io_uring_setup` | is refused as on a kernel that lacks it, and programs do without |
 //!
 //! All else is the kernel's alone. What changes a file there changes its time of change, and so makes a sync due. `msync` and `sync_file_range` are the kernel's.
@@ -28,12 +29,12 @@ use remanence_cache::table::FileId;
 use remanence_intercept::{Syscall, Verdict};
 
 use super::again::enter;
-use super::{COPY_MS, Face, Me, names, own, plain};
+use super::{COPY_MS, Face, Me, exclusive, names, own, plain};
 use crate::segment::{File, Taken, why};
 use crate::sys::{self, Stat};
 
 /// The numbers that a hook asks [`wants`] about.
-pub const NUMBERS: [u16; 59] = [
+pub const NUMBERS: [u16; 67] = [
     libc::SYS_write as u16,
     libc::SYS_pwrite64 as u16,
     libc::SYS_writev as u16,
@@ -93,6 +94,14 @@ pub const NUMBERS: [u16; 59] = [
     libc::SYS_removexattr as u16,
     libc::SYS_lremovexattr as u16,
     libc::SYS_fremovexattr as u16,
+    libc::SYS_fcntl as u16,
+    libc::SYS_clone as u16,
+    libc::SYS_clone3 as u16,
+    libc::SYS_vfork as u16,
+    libc::SYS_execve as u16,
+    libc::SYS_execveat as u16,
+    libc::SYS_sendmsg as u16,
+    libc::SYS_sendmmsg as u16,
 ];
 
 /// What no sync of the kernel's returns.
@@ -125,20 +134,33 @@ pub fn wants(call: &Syscall) -> bool {
         }
         libc::SYS_open => names::changes(arguments[1]),
         libc::SYS_openat => names::changes(arguments[2]),
-        libc::SYS_close => {
-            plain::closed(arguments[0], arguments[0]);
+        libc::SYS_close => closed(arguments[0], arguments[0]),
+        libc::SYS_close_range => closed(arguments[0], arguments[1]),
+        libc::SYS_dup2 | libc::SYS_dup3 => closed(arguments[1], arguments[1]),
+        libc::SYS_fcntl => {
+            if arguments[1] as i32 == libc::F_SETFL {
+                exclusive::flags_change(arguments[0], arguments[2]);
+            }
             false
         }
-        libc::SYS_close_range => {
-            plain::closed(arguments[0], arguments[1]);
+        libc::SYS_clone => {
+            exclusive::cloned(arguments[0]);
             false
         }
-        libc::SYS_dup2 | libc::SYS_dup3 => {
-            plain::closed(arguments[1], arguments[1]);
+        libc::SYS_vfork => {
+            exclusive::cloned(libc::CLONE_VM as u64);
             false
         }
+        libc::SYS_sendmsg | libc::SYS_sendmmsg => exclusive::may_leak(),
         _ => true,
     }
+}
+
+/// Numbers from one up to another are about to get another meaning.
+fn closed(from: u64, upto: u64) -> bool {
+    plain::closed(from, upto);
+    exclusive::closed(from, upto);
+    false
 }
 
 /// What [`Hook::handle`](remanence_intercept::Hook::handle) is for the cache.
@@ -187,6 +209,28 @@ pub fn handle(call: &Syscall) -> Verdict {
             Verdict::Pass
         }
         libc::SYS_io_uring_setup => Verdict::Return(-i64::from(libc::ENOSYS)),
+        libc::SYS_clone3 => {
+            if let Some([flags]) = sys::peek::<1>(call.arguments[0]) {
+                exclusive::cloned(flags);
+            }
+            Verdict::Pass
+        }
+        libc::SYS_execve | libc::SYS_execveat => {
+            face.leak_descriptors(false);
+            Verdict::Pass
+        }
+        libc::SYS_sendmsg => {
+            face.leak_message(call.arguments[1]);
+            Verdict::Pass
+        }
+        libc::SYS_sendmmsg => {
+            /// Bytes of a message in a list of them, and how many there are at most.
+            const LEN: u64 = 64;
+            const MOST: u64 = 1024;
+            (0..(call.arguments[2] & 0xffff_ffff).min(MOST))
+                .for_each(|n| face.leak_message(call.arguments[1].wrapping_add(n * LEN)));
+            Verdict::Pass
+        }
         libc::SYS_fchmod
         | libc::SYS_fchown
         | libc::SYS_chmod
@@ -359,6 +403,9 @@ impl Face {
 
     /// Absorbs a sync, which gives [`ABSORBED`], or has the kernel carry it out.
     fn sync_or_absorb(&self, fd: i32, asked: bool) -> Verdict {
+        if self.sync_exclusive(fd.cast_unsigned().into()).is_some() {
+            return Verdict::Return(ABSORBED);
+        }
         // Images have no entries of names: beside them names are the kernel's.
         let is_ours = |stat: &Stat| stat.is_regular() || stat.is_directory() && !self.segment.keeps_images();
         let Some(stat) = Stat::of(fd).ok().filter(is_ours) else { return Verdict::Pass };
@@ -398,11 +445,11 @@ impl Face {
             }
         }
         // What was seen before the lock is as good if nothing came between: the sync is about what was changed before it began.
-        let is_same = stat.changed == file.changed();
+        let is_same = stat.changed == file.changed() && !file.is_exclusive();
         if file.is_absorbed()
             && let Ok(now) = if is_same { Ok(stat) } else { Stat::of(fd) }
         {
-            file.note(now.changed);
+            self.note(&file, &now, fd);
             if file.is_absorbed() {
                 let upto = file.last();
                 file.unlock();
@@ -412,6 +459,7 @@ impl Face {
                         file.witness(now.modified.0);
                     }
                     file.count_absorbed();
+                    self.try_exclusive(&me, &file, &stat, fd);
                     return Verdict::Return(ABSORBED);
                 }
                 // The log has failed, or is in disorder. The kernel has all of the file; but what copies were to have, no disk has for them.
@@ -477,7 +525,7 @@ impl Face {
         // Whoever began before the file had a slot is done, and then the time is looked at.
         let quiet = self.segment.is_quiet();
         if let Ok(now) = Stat::of(fd) {
-            file.note(now.changed);
+            self.note(file, &now, fd);
         }
         let before = file.before_sync();
         let synced = self.sync_held(file, fd);

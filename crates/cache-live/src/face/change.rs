@@ -12,7 +12,7 @@ use remanence_cache::op::Op;
 use remanence_cache::table::FileId;
 use remanence_intercept::{Syscall, Verdict};
 
-use super::{COPY_MS, Face, Me, filled, plain, uninit};
+use super::{COPY_MS, Face, Me, exclusive, filled, plain, uninit};
 use crate::segment::{Count, File, Taken, why};
 use crate::sys::{self, Stat};
 
@@ -35,7 +35,7 @@ const ALLOCATE_MOVES: u64 = 0x08 | 0x20;
 
 /// Where a write's bytes are in the program.
 #[derive(Clone, Copy, Debug)]
-enum Source {
+pub(super) enum Source {
     Flat(u64),
     /// The address of so many vectors.
     Vectors(u64, u64),
@@ -43,7 +43,7 @@ enum Source {
 
 /// Where a write goes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum WriteOffset {
+pub(super) enum WriteOffset {
     /// Where the descriptor is.
     Current,
     /// To this offset.
@@ -52,7 +52,7 @@ enum WriteOffset {
 
 /// What a call asks for.
 #[derive(Clone, Copy, Debug)]
-enum Change {
+pub(super) enum Change {
     Write { source: Source, place: WriteOffset, flags: u64 },
     Truncate { len: u64 },
     Allocate { mode: u64, offset: u64, len: u64 },
@@ -79,10 +79,25 @@ impl Change {
         })
     }
 
+    /// Which bytes a write without any flag writes, and where.
+    pub(super) const fn written(&self) -> Option<(Source, WriteOffset)> {
+        match *self {
+            Self::Write { source, place, flags: 0 } => Some((source, place)),
+            _ => None,
+        }
+    }
+
     /// Whether the program asks for a sync with it.
     fn syncs(&self) -> bool {
         matches!(self, Self::Write { flags, .. } if flags & (RWF_DSYNC | RWF_SYNC) != 0)
     }
+}
+
+/// The descriptor of a change, and how its number stood before it was asked which file that is.
+#[derive(Clone, Copy, Debug)]
+struct Descriptor {
+    fd: i32,
+    generation: u32,
 }
 
 /// What is to be done behind a change that the program wants to be durable.
@@ -98,13 +113,13 @@ enum Owes {
 
 /// Where a file and a descriptor were before a change, and are behind it.
 #[derive(Clone, Copy, Debug)]
-struct Around {
-    size: [u64; 2],
-    position: [Option<u64>; 2],
+pub(super) struct Around {
+    pub(super) size: [u64; 2],
+    pub(super) position: [Option<u64>; 2],
 }
 
 /// Where the `taken` bytes of a write lie in the file; `None` if that cannot be told for certain.
-fn offset(place: WriteOffset, appends: bool, around: &Around, taken: u64) -> Option<u64> {
+pub(super) fn offset(place: WriteOffset, appends: bool, around: &Around, taken: u64) -> Option<u64> {
     if appends {
         let [before, after] = around.size;
         return (before.checked_add(taken) == Some(after)).then_some(before);
@@ -162,7 +177,11 @@ impl Face {
     pub(super) fn change(&self, call: &Syscall, fd: i32) -> Verdict {
         let Some(change) = Change::of(call) else { return Verdict::Pass };
         let number = fd.cast_unsigned().into();
+        if let Some(verdict) = self.change_exclusive(call, &change, number) {
+            return verdict;
+        }
         let before = plain::before(number);
+        let descriptor = Descriptor { fd, generation: before };
         let Ok(stat) = Stat::of(fd) else { return Verdict::Pass };
         if !stat.is_regular() {
             if self.is_itself() {
@@ -172,7 +191,7 @@ impl Face {
         }
         let Some(me) = self.me() else { return self.marking(call, &stat) };
         if let Some(file) = self.segment.find(&stat.key)
-            && let Some(verdict) = self.change_known(&me, call, &change, &file, &stat, fd)
+            && let Some(verdict) = self.change_known(&me, call, &change, &file, &stat, descriptor)
         {
             return verdict;
         }
@@ -180,7 +199,8 @@ impl Face {
         let verdict = self.unlogged(&me, || {
             // Looked for again: whoever takes it into the table from now on waits for us.
             let known = self.segment.find(&stat.key);
-            let verdict = known.and_then(|file| self.change_known(&me, call, &change, &file, &stat, fd));
+            let verdict =
+                known.and_then(|file| self.change_known(&me, call, &change, &file, &stat, descriptor));
             verdict.unwrap_or_else(|| {
                 is_forwarded = true;
                 Verdict::Return(sys::forward(call))
@@ -216,8 +236,9 @@ impl Face {
         change: &Change,
         file: &File,
         stat: &Stat,
-        fd: i32,
+        descriptor: Descriptor,
     ) -> Option<Verdict> {
+        let fd = descriptor.fd;
         if let Some(errno) = file.error() {
             return Some(Verdict::Return(-i64::from(errno)));
         }
@@ -230,7 +251,7 @@ impl Face {
             Taken::Gone => return None,
         }
         let logged = file.last();
-        let (value, owes) = self.change_held(me, call, change, file, stat, fd);
+        let (value, owes) = self.change_held(me, call, change, file, stat, descriptor);
         let (last, absorbed) = (file.last(), file.is_absorbed());
         let owes = match value {
             0.. if owes == Owes::Nothing && self.segment.is_strict() => Owes::Sync,
@@ -270,13 +291,14 @@ impl Face {
         change: &Change,
         file: &File,
         stat: &Stat,
-        fd: i32,
+        descriptor: Descriptor,
     ) -> (i64, Owes) {
+        let (fd, flags_changed) = (descriptor.fd, self.segment.flags_changed());
         let opened = sys::flags(fd).ok();
         let at_end = matches!(change, Change::Write { flags, .. } if flags & RWF_APPEND != 0)
             || opened.is_some_and(|opened| opened & libc::O_APPEND != 0);
         // What was seen before the lock is as good if nothing came between; but a write that was under way then sets the time first, and the length when it is done.
-        let is_same = stat.changed == file.changed() && !at_end;
+        let is_same = stat.changed == file.changed() && !at_end && !file.is_exclusive();
         let now = if is_same { Some(*stat) } else { Stat::of(fd).ok() };
         let (Some(now), Some(opened)) = (now, opened) else {
             file.make_due();
@@ -284,7 +306,10 @@ impl Face {
         };
         let is_synchronous = change.syncs() || opened & libc::O_DSYNC != 0;
         let behind = if is_synchronous { Owes::Log } else { Owes::Nothing };
-        file.note(now.changed);
+        self.note(file, &now, fd);
+        if self.is_itself() {
+            exclusive::noted(fd.cast_unsigned().into(), descriptor.generation, file, opened, flags_changed);
+        }
         let direct = opened & libc::O_DIRECT != 0;
         let moves = matches!(change, Change::Allocate { mode, .. } if mode & ALLOCATE_MOVES != 0);
         let odd = matches!(change, Change::Write { flags, .. } if flags & RWF_NOAPPEND != 0);
@@ -299,7 +324,7 @@ impl Face {
             // Also where nothing was due to it before, as nothing is logged now at all.
             file.owe();
             if let Ok(after) = Stat::of(fd) {
-                file.set_changed(after.changed);
+                exclusive::left(file, &after);
             }
             return (value, behind);
         }
@@ -326,7 +351,7 @@ impl Face {
             file.make_due();
             return (value, owes);
         };
-        file.set_changed(after.changed);
+        exclusive::left(file, &after);
         let around = Around { size: [now.size, after.size], position: [before, position()] };
         let complete = match (change, u64::try_from(value)) {
             // It may have done a part of what it refused in the end.
@@ -335,7 +360,7 @@ impl Face {
             (Change::Write { source, place, flags }, Ok(taken)) => {
                 let appends = opened & libc::O_APPEND != 0 || flags & RWF_APPEND != 0;
                 offset(*place, appends, &around, taken)
-                    .is_some_and(|offset| self.log_bytes(me, file, *source, offset, taken, &after))
+                    .is_some_and(|offset| self.log_bytes(me, file, *source, offset, taken, after.modified))
             }
             (Change::Truncate { len }, Ok(_)) => {
                 self.log_change(me, file, &Op::Truncate { file: FileId(file.id()), len: *len }, &after)
@@ -353,7 +378,15 @@ impl Face {
     }
 
     /// Logs the bytes of a write. `false`: not all of them.
-    fn log_bytes(&self, me: &Me, file: &File, source: Source, offset: u64, taken: u64, after: &Stat) -> bool {
+    pub(super) fn log_bytes(
+        &self,
+        me: &Me,
+        file: &File,
+        source: Source,
+        offset: u64,
+        taken: u64,
+        modified: Mtime,
+    ) -> bool {
         let mut buffer = uninit::<PIECE>();
         let mut pieces = Pieces::new(source, taken);
         let longest = self.log.longest().min(PIECE as u64);
@@ -365,7 +398,7 @@ impl Face {
             }
             let bytes = filled(piece);
             let op = Op::Write { file: FileId(file.id()), offset: offset + done, bytes };
-            if !self.log_change(me, file, &op, after) {
+            if !self.log_at(me, file, &op, modified) {
                 return false;
             }
             done += bytes.len() as u64;
@@ -377,7 +410,7 @@ impl Face {
     /// Before a file is changed, and somewhat before its time can be one that the log does not explain: the log says durably that it may be changed by us from now on. The loss of the machine can
     /// take the entry of a change that has come to the disk, and a recovery would take that for somebody else's. Where that takes the log's disk longer than it is good for, it is said
     /// once more. `false`: it was not said in time.
-    fn witness(&self, me: &Me, file: &File) -> bool {
+    pub(super) fn witness(&self, me: &Me, file: &File) -> bool {
         for _ in 0..WITNESSES {
             let now = sys::since_1970();
             if now < file.witnessed().saturating_add(WITNESS_NS) {

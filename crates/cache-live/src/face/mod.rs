@@ -4,9 +4,9 @@
 //! *allocates* where an entry or a sync of the log takes a buffer, so whoever links it gives it an allocator that is not the program's
 //! (the crate `preload` does).
 //!
-//! **It knows nothing of descriptors**, but which of them lead to no file at all (`plain.rs`). Which file a call is about is asked of the kernel each time: so `dup`, `fork`, `exec`, descriptors that were
-//! sent, `close_range` and numbers that are used again cannot make it wrong. It holds none either: it has the log and the segment mapped, and
-//! a connection to the daemon exists for the length of one question.
+//! **It knows nothing of descriptors**, but which of them lead to no file at all (`plain.rs`) or to one that nobody else has open (`exclusive.rs`). Which file a call is about is otherwise asked of the kernel each time: so
+//! `dup`, `fork`, `exec`, descriptors that were sent, `close_range` and numbers that are used again cannot make it wrong. It holds none but one that tells who opens such files, which may be closed at any time: it has the log and the
+//! segment mapped, and a connection to the daemon exists for the length of one question.
 //!
 //! **Who it is** is on a page that is zeros in a forked child, which then asks for a number of its own. The child of `vfork` has its parent's memory
 //! and another process id: what it changes is marked, and goes to the kernel.
@@ -20,12 +20,14 @@
 //! | `attributes.rs` | a change of permissions, owners or times |
 //! | `names.rs` | a change of names: the same for directories |
 //! | `plain.rs` | descriptors that lead to no regular file |
+//! | `exclusive.rs` | files that nobody else has open, of which less is asked |
 #![expect(unsafe_code, reason = "one mapping that is made here becomes the log's")]
 
 mod again;
 mod attributes;
 mod calls;
 mod change;
+mod exclusive;
 mod names;
 mod plain;
 
@@ -95,6 +97,8 @@ mod own {
     pub(super) const HELD: usize = 5;
     /// When the next daemon is looked for again.
     pub(super) const LOOKED: usize = 6;
+    /// Somebody else has had its memory, or has it.
+    pub(super) const FORKED: usize = 7;
 
     pub(super) const NOBODY: u64 = 0;
     pub(super) const JOINING: u64 = 1;
@@ -142,7 +146,11 @@ impl fmt::Display for Refusal {
 pub fn join(socket: &[u8]) -> Result<(), String> {
     let address = Address::new(socket).ok_or("the path of the cache's socket is too long")?;
     let face = begin(address, segment_beside(socket)).map_err(|why| why.to_string())?;
-    FACE.store(Box::leak(Box::new(face)), Ordering::SeqCst);
+    // The kernel's clock is looked for here, and not in a hook.
+    let _ = sys::since_1970();
+    let face = Box::leak(Box::new(face));
+    face.leak_descriptors(true);
+    FACE.store(face, Ordering::SeqCst);
     Ok(())
 }
 
@@ -288,17 +296,39 @@ impl Face {
                 own::ALONE => return None,
                 joined => {
                     let same = self.own(own::PROCESS).load(Ordering::Relaxed) == sys::process();
-                    let slot = self.own(own::CLIENT).load(Ordering::Relaxed) as usize;
-                    let owner = Owner::new((joined & 0xff_ffff) as u32);
-                    return same.then_some(Me { owner, client: self.segment.client(slot) });
+                    return same.then_some(self.joined_as(joined));
                 }
             }
         }
         None
     }
 
+    /// The same, without a system call where nobody has had this process' memory.
+    fn me_at_once(&self) -> Option<Me> {
+        let state = self.own(own::STATE).load(Ordering::Acquire);
+        let is_known = state & own::JOINED != 0 && self.own(own::FORKED).load(Ordering::SeqCst) == 0;
+        if is_known { Some(self.joined_as(state)) } else { self.me() }
+    }
+
+    fn joined_as(&self, state: u64) -> Me {
+        let slot = self.own(own::CLIENT).load(Ordering::Relaxed) as usize;
+        Me { owner: Owner::new((state & 0xff_ffff) as u32), client: self.segment.client(slot) }
+    }
+
     /// Asks the daemon. Where somebody has waited for it in vain, nobody waits any more before it is heard of again: it is only called now and then.
     fn ask(&self, question: &Question, fd: Option<i32>, milliseconds: u64) -> Result<Answer, Errno> {
+        let (answer, fds) = self.ask_for(question, fd, milliseconds)?;
+        fds.into_iter().filter(|fd| *fd >= 0).for_each(sys::close);
+        Ok(answer)
+    }
+
+    /// The same, of who wants the descriptors that come with the answer.
+    fn ask_for(
+        &self,
+        question: &Question,
+        fd: Option<i32>,
+        milliseconds: u64,
+    ) -> Result<(Answer, [i32; 2]), Errno> {
         if self.segment.is_silent() {
             if self.segment.is_to_call(sys::monotonic()) {
                 let call = Question { kind: Kind::Kick, segment: self.segment.name(), about: 0 };
@@ -311,9 +341,7 @@ impl Face {
         if matches!(asked, Err(libc::EAGAIN)) {
             self.segment.silent(sys::monotonic());
         }
-        let (answer, fds) = asked?;
-        fds.into_iter().filter(|fd| *fd >= 0).for_each(sys::close);
-        Ok(answer)
+        asked
     }
 
     /// Has a file taken into the table. `why`: why its syncs are never absorbed, or 0.

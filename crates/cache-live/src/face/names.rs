@@ -25,7 +25,7 @@ use remanence_cache::op::{Name, Op};
 use remanence_cache::table::FileId;
 use remanence_intercept::{Syscall, Verdict};
 
-use super::{Face, Me, own};
+use super::{Face, Me, exclusive, own};
 use crate::segment::{Count, File, Key, LOCK_MS, Taken};
 use crate::sys::{self, Own, Stat};
 
@@ -586,7 +586,7 @@ impl Face {
             }
             held.0.push(file);
             // What changed before is not ours.
-            file.note(Stat::of(node.0).ok()?.changed);
+            self.note(&file, &Stat::of(node.0).ok()?, node.0);
         }
         Some((held, files.iter().map(|(file, _)| FileId(file.id())).collect()))
     }
@@ -710,7 +710,7 @@ impl Held {
                 file.make_due();
                 continue;
             };
-            file.set_changed(after.changed);
+            exclusive::left(file, &after);
             let Some(end) = end else {
                 file.make_due();
                 continue;

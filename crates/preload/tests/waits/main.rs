@@ -6,6 +6,7 @@ mod disk;
 mod cache;
 mod databases;
 mod deferred;
+mod exclusive;
 mod faults;
 mod kills;
 mod loss;
