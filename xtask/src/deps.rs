@@ -14,6 +14,9 @@ const FACADE: &str = "remanence";
 /// Whose table says which crates a crate may use, dev-dependencies apart.
 const MAP: &str = "ARCHITECTURE.md";
 
+/// Crates that stand beside the columns of its picture: what stands in for the live one, and what only tests and benches use.
+const BESIDE: [&str; 3] = ["sim", "effort", "erda-paper"];
+
 /// Licences that go with Apache-2.0 OR MIT in a binary we ship.
 const LICENCES: &[&str] = &[
     "MIT",
@@ -33,7 +36,9 @@ const LICENCES: &[&str] = &[
 pub(crate) fn run() -> Result<(), String> {
     let metadata = metadata()?;
     let map = std::fs::read_to_string(root().join(MAP)).map_err(|e| format!("{MAP}: {e}"))?;
-    let mut faults = edges(&metadata, &allowed(&map));
+    let allowed = allowed(&map);
+    let mut faults = edges(&metadata, &allowed);
+    faults.extend(picture(&map, &allowed));
     faults.extend(licences(&metadata));
     if faults.is_empty() { Ok(()) } else { Err(faults.join("\n  ")) }
 }
@@ -120,6 +125,40 @@ fn edges(metadata: &Value, allowed: &BTreeMap<&str, Option<BTreeSet<&str>>>) -> 
     faults
 }
 
+/// Where the picture of the map puts a crate in another column than the table: the pure ones use only each other and what is shared. And crates
+/// that it does not have, or nobody has.
+fn picture(map: &str, allowed: &BTreeMap<&str, Option<BTreeSet<&str>>>) -> Vec<String> {
+    let mut lines = map.lines().skip_while(|line| !line.contains("PURE: "));
+    let head = lines.next().unwrap_or_default();
+    let (Some(shared), Some(live)) = (head.find("shared"), head.find("LIVE: ")) else {
+        return vec![format!("{MAP} has no picture of its columns")];
+    };
+    let mut columns: BTreeMap<&str, usize> = BTreeMap::new();
+    for line in lines.take_while(|line| !line.trim().is_empty()) {
+        // Behind the name of the row.
+        for word in line.split_whitespace().skip(1) {
+            columns.insert(word, word.as_ptr().addr() - line.as_ptr().addr());
+        }
+    }
+    let is_unknown = |name: &&&str| !allowed.contains_key(**name);
+    let unknown =
+        columns.keys().filter(is_unknown).map(|name| format!("the picture has {name}, which is no crate"));
+    let is_missing = |name: &&&str| !columns.contains_key(**name) && !BESIDE.contains(*name);
+    let missing = allowed.keys().filter(is_missing).map(|name| format!("the picture does not have {name}"));
+    let mut faults: Vec<String> = unknown.chain(missing).collect();
+    for (name, uses) in allowed {
+        let is_pure = columns.get(name).is_some_and(|at| *at < shared);
+        for used in
+            uses.iter().flatten().filter(|used| is_pure && columns.get(**used).is_some_and(|at| *at >= live))
+        {
+            faults.push(format!(
+                "the picture has {name} in the pure column, and {used}, which it uses, in the live one"
+            ));
+        }
+    }
+    faults
+}
+
 fn licences(metadata: &Value) -> Vec<String> {
     let allowed = |one: &str| LICENCES.contains(&one.trim().trim_matches(['(', ')']).trim());
     list(&metadata["packages"])
@@ -147,6 +186,18 @@ mod tests {
 | `remanence` | what users see | `rnic`, `wire` | forbidden |
 | `cli` | `rem`, the one binary | all | `cmd/verbs/namespace` |
 ";
+
+    #[test]
+    fn the_picture_has_each_crate_and_none_that_is_pure_uses_one_that_is_live() {
+        let head = "         PURE: decides       shared   LIVE: waits\n";
+        let of = |rows: &str| picture(&format!("{head}{rows}\n\n{TABLE}"), &allowed(TABLE));
+        assert_eq!(of("engine   rnic   wire          remanence   cli"), Vec::<String>::new());
+        let faults = of("engine   rnic                remanence   wire");
+        assert!(faults.iter().any(|fault| fault.contains("does not have cli")), "{faults:?}");
+        assert!(faults.iter().any(|fault| fault.contains("has rnic in the pure column")), "{faults:?}");
+        assert!(of("engine   rnic   wire   other   cli   remanence")[0].contains("other, which is no crate"));
+        assert_eq!(picture(TABLE, &allowed(TABLE)).len(), 1, "there is none");
+    }
 
     fn metadata(user: &str, used: &[&str], kind: Option<&str>) -> Value {
         let dependencies = used.iter().chain(&["libc"]).map(|name| json!({ "name": name, "kind": kind }));

@@ -29,6 +29,12 @@ pub const fn majority(servers: usize) -> usize {
     servers / 2 + 1
 }
 
+/// Of how many others a server that may have lost what it had is brought up to date: so many that every majority of `servers` has one of them.
+#[must_use]
+pub const fn others_needed(servers: usize) -> usize {
+    servers - majority(servers) + 1
+}
+
 /// The way of one put, or one deletion, to its version.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Ballot {
@@ -192,5 +198,6 @@ mod tests {
         let none = [(0, Version::NONE, false), (1, Version::NONE, false)];
         assert_eq!(Reading::of(3, &none).map(|r| r.missing()), Some(0));
         assert_eq!([1, 2, 3, 4, 5].map(majority), [1, 2, 2, 3, 3]);
+        assert_eq!([1, 2, 3, 4, 5].map(others_needed), [1, 1, 2, 2, 3]);
     }
 }

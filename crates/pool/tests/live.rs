@@ -14,7 +14,7 @@ use remanence_pool::client::{
     AsyncClient, Client, Error, Event, LossReason, Options, Source, Upload, measure::Op,
 };
 use remanence_pool::server::Limits;
-use remanence_pool::{BlobName, Digest, State};
+use remanence_pool::{BlobName, Digest, State, Version};
 
 fn get(client: &mut Client, text: &str) -> Result<Vec<u8>, Error> {
     let mut data = Vec::new();
@@ -386,6 +386,52 @@ fn a_server_that_stops_on_the_way_is_told_of_and_catches_up_later() {
     }
     assert_eq!(get(&mut target, "before").expect("there"), bytes(1, 70_000));
     assert_eq!(client.list(0).expect("there"), target.list(0).expect("there"));
+}
+
+/// A client of these servers alone.
+fn client_of(hosts: &[&Host]) -> Client {
+    let options = Options::new(hosts.iter().map(|host| host.named()).collect()).tokens([token()]);
+    Client::connect(&hosts[0].context(), options, 1).expect("one is there at least")
+}
+
+#[test]
+fn a_catch_up_takes_what_one_source_cannot_give_from_another_one() {
+    let (one, other) = (Host::new(16 << 20), Host::new(16 << 20));
+    let mut sources = client_of(&[&one, &other]);
+    put(&mut sources, "a", bytes(1, 1_000_000), 2).expect("durable");
+    put(&mut sources, "b", bytes(2, 5000), 2).expect("durable");
+    one.rot(500_000);
+    let fresh = [Host::new(16 << 20), Host::new(16 << 20)];
+    let mut target = fresh[0].client();
+    let sync = target.catch_up(&mut sources, &mut |_| ()).expect("the other one is sound");
+    assert_eq!((sync.copied, sync.bytes), (2, 1_005_000));
+    assert_eq!(get(&mut target, "a").expect("there"), bytes(1, 1_000_000));
+    // From nobody: that is said, and the rest is there.
+    other.rot(500_000);
+    let mut target = fresh[1].client();
+    let error = target.catch_up(&mut sources, &mut |_| ()).expect_err("both are damaged");
+    assert!(error.to_string().contains("has other bytes than were put there"), "{error}");
+    assert_eq!(get(&mut target, "b").expect("there"), bytes(2, 5000));
+}
+
+/// A target that may have a new disk is no part of what knows what was put last, or which numbers were given out.
+#[test]
+fn a_catch_up_needs_so_many_others_that_each_majority_has_one_of_them() {
+    let (one, other, mut away) = (Host::new(16 << 20), Host::new(16 << 20), Host::new(16 << 20));
+    put(&mut client_of(&[&one, &away]), "a", bytes(1, 5000), 2).expect("on two of three");
+    let (mut all, mut sources) = (client_of(&[&away, &other]), client_of(&[&other, &away]));
+    let target = Host::new(16 << 20);
+    assert_eq!(target.client().catch_up(&mut all, &mut |_| ()).expect("all others are there").copied, 1);
+    away.take().stop().expect("closed");
+    let error = target.client().catch_up(&mut sources, &mut |_| ()).expect_err("the one that has it is away");
+    assert!(matches!(error, Error::TooFewSources { have: 1, need: 2, .. }), "{error}");
+    // Who has no number left cannot say which ones it gave out.
+    let last = Version { counter: u64::MAX, writer: 1 };
+    let used_up = Source { version: Some(last), ..source("b", bytes(2, 10)) };
+    put_with(&mut one.client(), vec![used_up], 1, &mut |_| ()).expect("on one");
+    let error =
+        target.client().catch_up(&mut client_of(&[&one, &other]), &mut |_| ()).expect_err("no number");
+    assert!(matches!(error, Error::TooFewSources { have: 1, need: 2, .. }), "{error}");
 }
 
 #[test]

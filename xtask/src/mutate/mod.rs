@@ -4,7 +4,7 @@
 //! the tests that it names are built and run. A mutation is *killed* if each of them fails, and *lived* if one passes. First
 //! the same tests run on the sources as they are, where all must pass: a test that fails anyway has noticed nothing.
 //!
-//! Those of `coord` are all in one optimized build ([`switch`]), as simulations that are to find them may need 10,000 seeds each.
+//! Those of crates that the simulator has as they are share one optimized build ([`switch`]), as simulations that are to find them may need 10,000 seeds each.
 
 mod switch;
 mod table;
@@ -31,7 +31,7 @@ const LIMIT: Duration = Duration::from_secs(900);
 const AT_ONCE: u64 = 500;
 
 const USAGE: &str = "usage: cargo xtask mutate [--list | --simulated] [NAME...]: breaks the rules that begin with these names, or all; \
-                     with --simulated those of coord that a simulation finds, which must do so";
+                     with --simulated those that a simulation finds, which must do so";
 
 /// The cheap check: they all apply, and their tests are there.
 pub(crate) fn check() -> Result<(), String> {

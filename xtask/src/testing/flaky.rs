@@ -27,6 +27,15 @@ pub(super) fn load() -> String {
         .map_or_else(|_| "unknown".to_owned(), |load| load.trim().to_owned())
 }
 
+/// The seed that a test has named last, if it has: behind `seed`, as it stands in a sentence or in the line that replays it.
+fn seed(output: &str) -> Option<u64> {
+    output.rmatch_indices("seed").find_map(|(at, word)| {
+        let rest = output[at + word.len()..].trim_start_matches([' ', ':', '=']);
+        let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+        rest[..digits].parse().ok()
+    })
+}
+
 /// The known ones.
 pub(crate) fn known() -> Result<Vec<(String, String)>, String> {
     let text = std::fs::read_to_string(root().join(KNOWN)).map_err(|e| format!("{KNOWN}: {e}"))?;
@@ -67,7 +76,8 @@ pub(super) fn report(flakes: &[Flake]) -> Result<(), String> {
         println!("{}", flake.output);
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let line = json!({
-            "unix_s": now, "test": flake.test, "how": flake.how, "load": flake.load, "cause": cause, "output": flake.output,
+            "unix_s": now, "test": flake.test, "how": flake.how, "seed": seed(&flake.output), "load": flake.load, "cause": cause,
+            "output": flake.output,
         });
         writeln!(file, "{line}").map_err(failed)?;
     }
@@ -77,6 +87,16 @@ pub(super) fn report(flakes: &[Flake]) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_seed_that_a_test_has_named_is_kept_by_itself() {
+        assert_eq!(
+            seed("seeds 0..500\nseed 12: a store\nreplay   rem sim --seed 12 --faults 3,10"),
+            Some(12)
+        );
+        assert_eq!((seed("failed with seed=77, twice"), seed("seed: 5")), (Some(77), Some(5)));
+        assert_eq!((seed("no such word"), seed("of many seeds one"), seed("seed")), (None, None, None));
+    }
 
     #[test]
     fn the_known_ones_have_causes() {

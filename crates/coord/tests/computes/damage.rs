@@ -144,6 +144,21 @@ fn the_loss_of_the_last_record_is_noticed_where_it_can_be() {
 }
 
 /// What it cannot know is whether the last update was there: it may have been acknowledged, or cut short.
+/// Whoever repairs the log decides what is given up: a promise does not.
+#[test]
+fn a_promise_does_not_forget_that_a_record_is_missing() {
+    let (image, mut writer) = log(Mode::Singleton, 4096, 4);
+    let offsets: Vec<u64> = (0..3).map(|n| append(&image, &mut writer, &[n; 40])).collect();
+    Store::open(&image).expect("whole").grant(Epoch::new(8, 1)).expect("it is higher");
+    // That it was there only the root record says, which has the earlier promise.
+    image.write(offsets[2], &[0; 72]);
+    let missing =
+        || Store::open(&image).expect("the rest can be read").damage().map(|damage| damage.sequence);
+    assert_eq!(missing(), Some(2));
+    Store::open(&image).expect("as before").grant(Epoch::new(9, 1)).expect("it is higher");
+    assert_eq!(missing(), Some(2));
+}
+
 #[test]
 fn a_tail_word_that_says_less_than_it_did_is_noticed() {
     let (image, mut writer) = log(Mode::Compound, 4096, 4);

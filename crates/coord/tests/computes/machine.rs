@@ -352,6 +352,20 @@ fn a_writer_that_was_replaced_shuts_nobody_out() {
 }
 
 /// A record that one server has is not acknowledged: the writer has it in memory until enough have it.
+/// Whoever drives it has connected again before it was told to end the connection before, and would end the new one.
+#[test]
+fn what_was_to_be_done_on_a_connection_is_not_done_on_the_next_one() {
+    let mut world = World::new([64; 3]);
+    world.machine.append_batch(world.now, &[b"under way"]).expect("it is open");
+    world.machine.connected(world.now, 2);
+    let of_others = |action: &Action| {
+        matches!(action, Action::Call { server: 0 | 1, .. } | Action::Append { server: 0 | 1, .. })
+    };
+    let all = std::iter::from_fn(|| world.machine.poll_action());
+    let of_it: Vec<Action> = all.filter(|action| !of_others(action)).collect();
+    assert!(matches!(of_it[..], [Action::Call { server: 2, request: Request::Status }]), "{of_it:?}");
+}
+
 #[test]
 fn what_was_sent_to_servers_that_are_lost_is_sent_again() {
     let mut world = World::new([64; 3]);
@@ -713,6 +727,40 @@ fn a_server_that_lacks_what_nobody_there_has_is_not_enough() {
 }
 
 /// What was read before the cut and what comes after it are not one log.
+/// It has said how its log was before it was given anything, and not who had appended that.
+#[test]
+fn who_is_being_fed_does_not_say_what_the_log_of_the_group_is() {
+    let four = |writer| Machine::new((0..4).map(|n| format!("s{n}")), options(writer).acks(Some(2)));
+    let servers = (1..=4).map(|n| server(n, 64)).collect();
+    let mut world = World { servers, machine: four(1), now: ms(0) };
+    world.connect_all();
+    assert_eq!(world.append(b"all have this"), Ok(0));
+    [0, 2, 3].into_iter().for_each(|n| world.servers[n].silent = true);
+    assert_eq!(world.append(b"only 1 has this"), Ok(1));
+    let begin = |world: &mut World, is_silent: &dyn Fn(usize) -> bool| {
+        for (n, server) in world.servers.iter_mut().enumerate() {
+            server.waiting.clear();
+            server.silent = is_silent(n);
+        }
+    };
+    begin(&mut world, &|_| false);
+    world.open(four(2), &[0, 2, 3]);
+    world.servers[3].silent = true;
+    assert_eq!(world.append(b"0 and 2 have this"), Ok(1));
+    assert_eq!(world.machine.acknowledged(), 2);
+    // The next writer gives it to 3, which is asked to adopt the log, and does not answer yet.
+    begin(&mut world, &|n| n == 3);
+    world.open(four(3), &[0, 2, 3]);
+    while !matches!(world.servers[3].waiting[..], [Action::Call { request: Request::Adopt { .. }, .. }]) {
+        world.step(3);
+    }
+    assert!(world.machine.is_open() && !world.machine.takes_part(3));
+    world.connect(1);
+    world.servers[3].silent = false;
+    world.run();
+    assert_eq!(world.status(1).runs, world.status(0).runs);
+}
+
 #[test]
 fn a_reader_notices_that_what_it_has_read_was_cut_off() {
     let mut store = server(1, 64).store;

@@ -31,8 +31,9 @@
 //! is due. The *receive buffers* of `remote` have a big-endian superblock at the end of a region that begins with something
 //! else, and a message lies in the buffer that its number says: they are a set, of which those count that name a predecessor that was
 //! applied. A *store's objects* (`kv`) are found by its index and not one after the other; an object that the index names is due in its place, with the
-//! region's epoch for its life, and its version for its number. A *dump* of a store is a stream, which is read from its first
-//! byte to its last.
+//! region's epoch for its life, and its version for its number. The *entries of a write cache's log* (`cache`) are appended by many at a time and
+//! become durable in any order: which of them count is said by words beside them, and where they end cannot be found from what lies
+//! there. A *dump* of a store is a stream, which is read from its first byte to its last.
 
 mod framing;
 mod records;

@@ -113,6 +113,19 @@ pub enum Error {
         /// Those that cannot be used, and why.
         lost: Vec<Lost>,
     },
+    /// Too few servers beside one that is to be brought up to date.
+    #[error(
+        "only {have} of the {need} other servers can be used that it takes to know what was put last: {}",
+        list(lost)
+    )]
+    TooFewSources {
+        /// How many of the others can be used.
+        have: usize,
+        /// How many of them are needed: what the one has said itself does not count, as its disk may be a new one.
+        need: usize,
+        /// Those that cannot be used, and why.
+        lost: Vec<Lost>,
+    },
     /// The newest version is on too few servers, and could not be brought to more.
     #[error(
         "the newest version of \"{name}\" is on {have} of {servers} servers, of a put that did not end well, and cannot be brought to more ({why}); put the blob again, or delete it"

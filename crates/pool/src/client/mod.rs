@@ -332,7 +332,7 @@ impl Client {
         let mut ballot = Ballot::new(self.options.servers.len());
         let mut have = 0;
         for server in self.live().collect::<Vec<_>>() {
-            if let Some(number) = self.promised(server, Request::Ticket) {
+            if let Ok(number) = self.promised(server, Request::Ticket) {
                 ballot.ticket(server, number);
                 have += 1;
             }
@@ -340,8 +340,8 @@ impl Client {
         let Some((number, open)) = ballot.choose() else { return Err(self.no_majority(have)) };
         for server in open {
             match self.promised(server, Request::Promise { number }) {
-                Some(promised) => ballot.promised(server, promised),
-                None => have -= 1,
+                Ok(promised) => ballot.promised(server, promised),
+                Err(_) => have -= 1,
             }
         }
         let counter = ballot.number().ok_or_else(|| self.no_majority(have))?;
@@ -349,14 +349,10 @@ impl Client {
     }
 
     /// The answer to a `Ticket` or a `Promise`.
-    fn promised(&mut self, server: ServerIndex, request: Request) -> Option<u64> {
-        match self.request(server, request) {
-            Ok(Reply::Promised { number }) => Some(number),
-            Ok(other) => {
-                let _ = self.nonsense(server, other);
-                None
-            }
-            Err(_) => None,
+    fn promised(&mut self, server: ServerIndex, request: Request) -> Result<u64, Lost> {
+        match self.request(server, request)? {
+            Reply::Promised { number } => Ok(number),
+            other => Err(self.nonsense(server, other)),
         }
     }
 

@@ -1,5 +1,6 @@
 //! A blob on three servers, in every order of things: puts that overlap, fail half-way or are acknowledged, gets, a
-//! catch-up, servers that crash and forget what was not durable, and messages that arrive late or never.
+//! catch-up, servers that crash and forget what was not durable, one that loses its disk and is brought up to date
+//! before it is there again, and messages that arrive late or never.
 //!
 //! What is decided is decided by the code that the client and the server run: [`Ballot`], [`Reading`] and [`Promises`].
 //! The exploration has no sample and no seed: it goes through every state that can be reached, and looks at each.
@@ -15,9 +16,12 @@ use std::collections::HashSet;
 
 use remanence_pool::Version;
 use remanence_pool::promise::Promises;
-use remanence_pool::quorum::{Ballot, Reading, ServerIndex, majority};
+use remanence_pool::quorum::{Ballot, Reading, ServerIndex, majority, others_needed};
 
 const SERVERS: usize = 3;
+
+/// The one that is brought up to date, and may have lost its disk.
+const TARGET: ServerIndex = SERVERS - 1;
 
 /// So low that the ceiling has to be raised often.
 const AHEAD: u64 = 1;
@@ -99,6 +103,11 @@ struct Put {
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 enum Get {
     Idle,
+    /// Of a catch-up: who of the others has drawn, and the highest number.
+    Drawing {
+        from: Set,
+        number: u64,
+    },
     Asking {
         said: Vec<(ServerIndex, Version, bool)>,
         least: Version,
@@ -120,6 +129,9 @@ struct World {
     gets: Vec<Get>,
     /// Brings the last server up to date.
     sync: Option<Get>,
+    /// The last server has lost its disk, and is there for nobody else; puts and gets that were under way then.
+    lost: Option<(Set, Set)>,
+    disks: usize,
     /// The highest that any get said.
     said: Version,
     crashes: usize,
@@ -131,6 +143,8 @@ struct Plan {
     gets: usize,
     sync: bool,
     crashes: usize,
+    /// How often the last server may lose its disk, before it is brought up to date.
+    disks: usize,
 }
 
 impl World {
@@ -146,6 +160,8 @@ impl World {
             puts: vec![put; plan.writers.len()],
             gets: vec![Get::Idle; plan.gets],
             sync: plan.sync.then_some(Get::Idle),
+            lost: None,
+            disks: plan.disks,
             said: Version::NONE,
             crashes: plan.crashes,
         }
@@ -177,6 +193,9 @@ impl World {
             }
         }
         self.step_sync(to);
+        if self.disks > 0 && self.sync == Some(Get::Idle) {
+            to.push(self.without_disk());
+        }
         if self.crashes > 0 {
             for n in 0..SERVERS {
                 let mut next = self.clone();
@@ -185,6 +204,33 @@ impl World {
                 to.push(next);
             }
         }
+    }
+
+    /// The last server loses all that it had; what was on its way there is lost with its connections.
+    fn without_disk(&self) -> Self {
+        let mut next = self.clone();
+        next.disks -= 1;
+        next.servers[TARGET] = Server { promises: Promises::none(), ceiling: 0, version: Version::NONE };
+        let (mut puts, mut gets) = (0, 0);
+        for (n, put) in next.puts.iter_mut().enumerate() {
+            puts |= u8::from(put.stage != Stage::Idle && put.acknowledged.is_none()) << n;
+            if let Stage::Voting { open: late, .. } | Stage::Committing { late, .. } = &mut put.stage {
+                *late &= !(1 << TARGET);
+            }
+        }
+        for (n, get) in next.gets.iter_mut().enumerate() {
+            gets |= u8::from(!matches!(get, Get::Idle | Get::Done)) << n;
+            if let Get::Bringing { late, .. } = get {
+                *late &= !(1 << TARGET);
+            }
+        }
+        next.lost = Some((puts, gets));
+        next
+    }
+
+    /// Those that are there for everybody.
+    fn there(&self) -> Set {
+        if self.lost.is_some() { 0b111 & !(1 << TARGET) } else { 0b111 }
     }
 
     fn step_put(&self, plan: &Plan, n: usize, to: &mut Vec<Self>) {
@@ -201,10 +247,10 @@ impl World {
                     || self.puts[n - 1].stage != Stage::Idle
                     || self.puts[n - 1].acknowledged.is_some() =>
             {
-                let above = self.highest(|put| put.acknowledged.is_some());
+                let (above, open) = (self.highest(|put| put.acknowledged.is_some()), self.there());
                 add(&|next| {
                     let ballot = Ballot::new(SERVERS);
-                    next.puts[n].stage = Stage::Voting { ballot, open: 0b111, chosen: false };
+                    next.puts[n].stage = Stage::Voting { ballot, open, chosen: false };
                     next.puts[n].above = above;
                 });
             }
@@ -224,7 +270,7 @@ impl World {
                 let mut voted = ballot.clone();
                 if let Some((_, ask)) = voted.choose() {
                     add(&|next| {
-                        let open = ask.iter().fold(0, |set, place| set | 1 << place);
+                        let open = ask.iter().fold(0, |set, place| set | 1 << place) & self.there();
                         next.puts[n].stage = Stage::Voting { ballot: voted.clone(), open, chosen: true };
                     });
                 }
@@ -232,7 +278,7 @@ impl World {
                     add(&|next| {
                         let version = Version { counter, writer: plan.writers[n] };
                         assert!(version > put.above, "a put that ended before it outranks it: {self:#?}");
-                        next.puts[n].stage = Stage::Committing { version, late: 0b111, done: 0 };
+                        next.puts[n].stage = Stage::Committing { version, late: self.there(), done: 0 };
                         next.puts[n].above = Version::NONE;
                     });
                 }
@@ -286,12 +332,12 @@ impl World {
                 add(&|next| next.gets[n] = Get::Asking { said: Vec::new(), least });
             }
             Get::Asking { said, least } => {
-                for said in self.asked(said) {
+                for said in self.asked(said, self.there()) {
                     add(&|next| next.gets[n] = Get::Asking { said: said.clone(), least: *least });
                 }
                 let Some(reading) = Reading::of(SERVERS, said) else { return };
                 let (version, open) = (reading.version, reading.missing());
-                let late = reading.behind.iter().fold(0, |set, place| set | 1 << place);
+                let late = reading.behind.iter().fold(0, |set, place| set | 1 << place) & self.there();
                 match open {
                     0 => add(&|next| end(next, version, *least)),
                     _ => add(&|next| next.gets[n] = Get::Bringing { version, late, open, least: *least }),
@@ -309,42 +355,70 @@ impl World {
                     });
                 }
             }
+            Get::Drawing { .. } => unreachable!("gets draw nothing"),
             Get::Done => {}
         }
     }
 
-    /// As a get, but what it finds it brings to the last server, if that is behind.
+    /// Has the last server leave behind what others have, asks them for their versions, and brings the highest there. After a lost disk: when
+    /// what was under way then has ended, gets too, as one may have counted that disk for what it has brought to others.
     fn step_sync(&self, to: &mut Vec<Self>) {
-        const TARGET: ServerIndex = SERVERS - 1;
-        let mut add = |sync: Get, commit: Option<Version>| {
+        const OTHERS: Set = 0b111 & !(1 << TARGET);
+        let mut add = |sync: Get, change: &dyn Fn(&mut Self)| {
             let mut next = self.clone();
-            next.sync = Some(sync);
-            if let Some(version) = commit {
-                next.servers[TARGET].commit(version);
+            if sync == Get::Done {
+                next.lost = None;
             }
+            next.sync = Some(sync);
+            change(&mut next);
             to.push(next);
         };
+        let needed = others_needed(SERVERS);
         match &self.sync {
-            Some(Get::Idle) => add(Get::Asking { said: Vec::new(), least: Version::NONE }, None),
-            Some(Get::Asking { said, least }) => {
-                for said in self.asked(said) {
-                    add(Get::Asking { said, least: *least }, None);
-                }
-                if let Some(reading) = Reading::of(SERVERS, said)
-                    && reading.behind.contains(&TARGET)
+            Some(Get::Idle) => {
+                let (puts, gets) = self.lost.unwrap_or((0, 0));
+                if (0..self.puts.len()).all(|n| !has(puts, n) || self.puts[n].acknowledged.is_some())
+                    && (0..self.gets.len()).all(|n| !has(gets, n) || self.gets[n] == Get::Done)
                 {
-                    let (version, least) = (reading.version, *least);
-                    add(Get::Bringing { version, late: 1 << TARGET, open: 1, least }, None);
+                    add(Get::Drawing { from: 0, number: 0 }, &|_| ());
                 }
             }
-            Some(Get::Bringing { version, .. }) => add(Get::Done, Some(*version)),
+            Some(Get::Drawing { from, number }) => {
+                for place in (0..SERVERS).filter(|place| has(OTHERS & !from, *place)) {
+                    let mut server = self.servers[place].clone();
+                    let number = server.ticket().max(*number);
+                    add(Get::Drawing { from: from | 1 << place, number }, &|next| {
+                        next.servers[place] = server.clone();
+                    });
+                }
+                if count(*from) >= needed {
+                    add(Get::Asking { said: Vec::new(), least: Version::NONE }, &|next| {
+                        next.servers[TARGET].promise(*number);
+                    });
+                }
+            }
+            Some(Get::Asking { said, least }) => {
+                for said in self.asked(said, OTHERS) {
+                    add(Get::Asking { said, least: *least }, &|_| ());
+                }
+                if said.len() >= needed {
+                    let version = Reading::of_any(SERVERS, said).expect("somebody has spoken").version;
+                    add(Get::Done, &|next| next.servers[TARGET].commit(version));
+                }
+            }
+            Some(Get::Bringing { .. }) => unreachable!("it is there at once"),
             Some(Get::Done) | None => {}
         }
     }
 
-    /// What was said, and what one more server says now.
-    fn asked(&self, said: &[(ServerIndex, Version, bool)]) -> Vec<Vec<(ServerIndex, Version, bool)>> {
-        let open = (0..SERVERS).filter(|place| said.iter().all(|(from, ..)| from != place));
+    /// What was said, and what one more of these servers says now.
+    fn asked(
+        &self,
+        said: &[(ServerIndex, Version, bool)],
+        of: Set,
+    ) -> Vec<Vec<(ServerIndex, Version, bool)>> {
+        let open =
+            (0..SERVERS).filter(|place| has(of, *place) && said.iter().all(|(from, ..)| from != place));
         open.map(|place| {
             let version = self.servers[place].version;
             let mut said = [said, &[(place, version, version != Version::NONE)]].concat();
@@ -389,9 +463,17 @@ const LATER: &[u64] = &[5, 9];
 #[test]
 fn a_put_outranks_all_that_ended_before_it_and_no_get_goes_back() {
     all(&[
-        Plan { writers: EARLIER, gets: 0, sync: false, crashes: 1 },
-        Plan { writers: LATER, gets: 0, sync: false, crashes: 0 },
-        Plan { writers: &[9], gets: 2, sync: false, crashes: 0 },
+        Plan { writers: EARLIER, gets: 0, sync: false, crashes: 1, disks: 0 },
+        Plan { writers: LATER, gets: 0, sync: false, crashes: 0, disks: 0 },
+        Plan { writers: &[9], gets: 2, sync: false, crashes: 0, disks: 0 },
+    ]);
+}
+
+#[test]
+fn a_server_with_a_new_disk_that_was_brought_up_to_date_has_forgotten_nothing() {
+    all(&[
+        Plan { writers: &[9], gets: 0, sync: true, crashes: 1, disks: 1 },
+        Plan { writers: &[9], gets: 1, sync: true, crashes: 0, disks: 1 },
     ]);
 }
 
@@ -399,9 +481,9 @@ fn a_put_outranks_all_that_ended_before_it_and_no_get_goes_back() {
 #[ignore = "minutes and gigabytes: `cargo xtask soak blobs` runs it"]
 fn three_puts_two_gets_and_a_catch_up_among_crashes() {
     all(&[
-        Plan { writers: &[9], gets: 2, sync: true, crashes: 1 },
-        Plan { writers: EARLIER, gets: 1, sync: true, crashes: 0 },
-        Plan { writers: LATER, gets: 2, sync: false, crashes: 1 },
-        Plan { writers: &[9, 5, 7], gets: 0, sync: false, crashes: 1 },
+        Plan { writers: &[9], gets: 2, sync: true, crashes: 1, disks: 0 },
+        Plan { writers: EARLIER, gets: 1, sync: true, crashes: 0, disks: 0 },
+        Plan { writers: LATER, gets: 2, sync: false, crashes: 1, disks: 0 },
+        Plan { writers: &[9, 5, 7], gets: 0, sync: false, crashes: 1, disks: 0 },
     ]);
 }

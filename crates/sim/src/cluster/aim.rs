@@ -142,6 +142,16 @@ impl fmt::Display for Aim {
 /// An aim that waits for its moment: the fault that it is, and how many are let pass still.
 pub(super) type Aiming = (usize, u32);
 
+/// Has half of the runs have faults that are aimed, and half of those no others.
+pub(super) fn add(rng: &mut Rng, scene: &Scene, moments: &[Moment], faults: &mut Vec<Fault>) {
+    if rng.one_in(2) {
+        if rng.one_in(2) {
+            faults.clear();
+        }
+        faults.extend(draw(rng, scene, moments));
+    }
+}
+
 /// Aims for a seed: a few themes, each of them several times in a row.
 pub(super) fn draw(rng: &mut Rng, scene: &Scene, moments: &[Moment]) -> Vec<Fault> {
     let mut faults = Vec::new();

@@ -133,6 +133,18 @@ pub(super) struct Scene {
     pub(super) ends: u64,
 }
 
+impl Scene {
+    /// One whose servers are cut off from clients only.
+    pub(super) fn new(servers: u16, clients: u16, ends: u64) -> Self {
+        Self { servers: servers.into(), clients: clients.into(), among_servers: false, ends }
+    }
+
+    /// How many nodes a run has: one more client comes at the end.
+    pub(super) const fn nodes(&self) -> usize {
+        self.servers + self.clients + 1
+    }
+}
+
 /// Faults for a seed. Each seed leaves some kinds out and prefers others, as a mix of everything hides what much of one thing
 /// shows.
 pub(super) fn draw(rng: &mut Rng, scene: &Scene) -> Vec<Fault> {

@@ -22,7 +22,7 @@ use remanence_coord::log::Mode;
 use remanence_pmem::PersistenceDomain;
 
 use super::core::{Core, Counts, Speeds};
-use super::fault::{Fault, Time};
+use super::fault::{Fault, Scene, Time};
 use super::queue::Clock;
 use super::run::Cluster;
 use super::shrink::shrink;
@@ -84,6 +84,14 @@ pub struct Params {
     pub shrinking: usize,
 }
 
+impl Params {
+    /// How many nodes have disks, and how many of them must have something before it is acknowledged: one of these, if it is for the seed to say.
+    pub(super) fn draw_quorum(&self, rng: &mut Rng, usual: &[(u16, u16)]) -> (u16, u16) {
+        let drawn = rng.pick(usual);
+        self.quorum.unwrap_or(drawn)
+    }
+}
+
 impl Default for Params {
     fn default() -> Self {
         Self { quorum: None, mode: None, guarded: true, trace_lines: 100, shrinking: 200 }
@@ -135,6 +143,22 @@ pub(super) fn domain(rng: &mut Rng, adr: usize) -> PersistenceDomain {
         None => PersistenceDomain::Adr,
         Some(0) => PersistenceDomain::Eadr,
         Some(_) => PersistenceDomain::PageCache,
+    }
+}
+
+impl<S> Plan<S> {
+    /// A plan for that scene. A seed is drawn from in the order of the arguments, by all services: what was drawn once stays as it is.
+    pub(super) fn of(
+        params: &Params,
+        acks: u16,
+        (scene, faults): (&Scene, Vec<Fault>),
+        (domain, flush_alone): (PersistenceDomain, bool),
+        own: S,
+        (speeds, clocks): (Speeds, Vec<Clock>),
+    ) -> Self {
+        let (servers, faults) = (scene.servers as u16, (0..).zip(faults).collect());
+        let (guarded, heals) = (params.guarded, scene.ends);
+        Self { servers, acks, guarded, domain, flush_alone, own, speeds, clocks, heals, faults }
     }
 }
 

@@ -67,39 +67,29 @@ impl Service for Kv {
     type Measured = u64;
 
     fn draw(seed: u64, params: &Params) -> Plan<Self> {
-        let mut rng = Rng::new(seed, 30);
-        let rng = &mut rng;
-        let of = rng.pick(&[(2, 1), (2, 2), (3, 2), (3, 2), (3, 2), (3, 2), (3, 3), (4, 2), (4, 3), (5, 3)]);
-        let (servers, acks) = params.quorum.unwrap_or(of);
+        const QUORUMS: [(u16, u16); 10] =
+            [(2, 1), (2, 2), (3, 2), (3, 2), (3, 2), (3, 2), (3, 3), (4, 2), (4, 3), (5, 3)];
+        let rng = &mut Rng::new(seed, 30);
+        let (servers, acks) = params.draw_quorum(rng, &QUORUMS);
         let clients = rng.pick(&[1, 2, 3, 4]);
-        let nodes = usize::from(servers + clients) + 1;
         let heals = rng.pick(&[1_000, 2_500, 5_000]) * MS;
         let operations = rng.pick(&[10, 40, 100]);
         let slow = rng.pick(&[1, 1, 1, 10]);
-        let scene =
-            Scene { servers: servers.into(), clients: clients.into(), among_servers: true, ends: heals };
+        let scene = Scene { among_servers: true, ..Scene::new(servers, clients, heals) };
         let mut faults = fault::draw(&mut Rng::new(seed, 31), &scene);
         faults.extend(isolations(&mut Rng::new(seed, 32), &scene));
         faults.extend(hangs(&mut Rng::new(seed, 33), &scene));
         faults.extend(losses(&mut Rng::new(seed, 35), &scene));
         faults.extend(single_disks(&mut Rng::new(seed, 36), &scene));
-        // Half of the runs have faults that are aimed, and half of those no others.
-        let mut aims = Rng::new(seed, 38);
-        if aims.one_in(2) {
-            if aims.one_in(2) {
-                faults.clear();
-            }
-            faults.extend(aim::draw(&mut aims, &scene, &MOMENTS));
-        }
+        aim::add(&mut Rng::new(seed, 38), &scene, &MOMENTS, &mut faults);
         let (links, disks) = ([1_000, 5_000, 50_000], [500, 5_000, 100_000]);
         let more = &mut Rng::new(seed, 37);
-        Plan {
-            servers,
+        Plan::of(
+            params,
             acks,
-            guarded: params.guarded,
-            domain: domain(rng, 3),
-            flush_alone: rng.one_in(2),
-            own: Self {
+            (&scene, faults),
+            (domain(rng, 3), rng.one_in(2)),
+            Self {
                 segments: rng.pick(&[12, 12, 16, 40]),
                 clients,
                 readers: rng.below(u64::from(clients)) as u16,
@@ -117,16 +107,16 @@ impl Service for Kv {
                 depth: rng.pick(&[1, 4, 32]),
                 portion: rng.pick(&[1000, 3000, 4 << 20]),
             },
-            speeds: Speeds::draw(
-                rng,
-                nodes,
-                slow,
-                [links, [200, 2_000, 100_000], disks, [3 * MS, 50 * MS, 500 * MS]],
+            (
+                Speeds::draw(
+                    rng,
+                    scene.nodes(),
+                    slow,
+                    [links, [200, 2_000, 100_000], disks, [3 * MS, 50 * MS, 500 * MS]],
+                ),
+                Clock::draw(rng, scene.nodes(), &[0, 50, -50, 5_000, -30_000, 30_000]),
             ),
-            clocks: Clock::draw(rng, nodes, &[0, 50, -50, 5_000, -30_000, 30_000]),
-            heals,
-            faults: (0..).zip(faults).collect(),
-        }
+        )
     }
 
     fn run(plan: &Plan<Self>, seed: u64, trace_lines: usize) -> Outcome<Self> {

@@ -31,7 +31,7 @@ pub use plan::Log;
 use super::core::{Core, Host};
 use super::disk::Disk;
 use super::fault::Time;
-use super::{End, Process, nodes};
+use super::{DRAIN, End, Process, nodes};
 use oracle::Oracle;
 use server::{Rot, Server};
 use writer::Writer;
@@ -41,9 +41,6 @@ pub type Plan = super::Plan<Log>;
 /// What became of one.
 pub type Outcome = super::Outcome<Log>;
 
-/// Simulated time in which the last writer must have come to its end: patience, the time of a server that is busy cutting somebody
-/// off, and a good deal more.
-const DRAIN: u64 = 20_000_000_000;
 /// Simulated time in which the session of a usual writer must have come to its end when all faults are over: its records and their
 /// pauses, patience, and the time of a server that is busy cutting somebody off.
 const ENDS: u64 = 10_000_000_000;

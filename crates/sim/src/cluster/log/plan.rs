@@ -65,35 +65,24 @@ impl Service for Log {
     type Measured = Vec<(u64, u64)>;
 
     fn draw(seed: u64, params: &Params) -> Plan<Self> {
-        let mut rng = Rng::new(seed, 10);
-        let rng = &mut rng;
-        let of = rng.pick(&[(1, 1), (2, 1), (2, 2), (3, 2), (3, 2), (3, 2), (3, 2), (3, 3), (4, 2), (5, 3)]);
-        let (servers, acks) = params.quorum.unwrap_or(of);
+        const QUORUMS: [(u16, u16); 10] =
+            [(1, 1), (2, 1), (2, 2), (3, 2), (3, 2), (3, 2), (3, 2), (3, 3), (4, 2), (5, 3)];
+        let rng = &mut Rng::new(seed, 10);
+        let (servers, acks) = params.draw_quorum(rng, &QUORUMS);
         let mode = if rng.one_in(3) { Mode::Compound } else { Mode::Singleton };
         let writers = rng.pick(&[1, 2, 2, 3]);
-        let nodes = usize::from(servers + writers) + 1;
-        let heals = rng.pick(&[5_000_000, 20_000_000, 60_000_000]);
+        let scene = Scene::new(servers, writers, rng.pick(&[5_000_000, 20_000_000, 60_000_000]));
         let slow = rng.pick(&[1, 1, 10]);
         let segments = rng.between(8, 24);
         let grace = |rng: &mut Rng| rng.pick(&[0, 100_000, 2_000_000, 50_000_000]);
-        let scene =
-            Scene { servers: servers.into(), clients: writers.into(), among_servers: false, ends: heals };
         let mut faults = fault::draw(&mut Rng::new(seed, 11), &scene);
-        // Half of the runs have faults that are aimed, and half of those no others.
-        let mut aims = Rng::new(seed, 12);
-        if aims.one_in(2) {
-            if aims.one_in(2) {
-                faults.clear();
-            }
-            faults.extend(aim::draw(&mut aims, &scene, &MOMENTS));
-        }
-        let mut plan = Plan {
-            servers,
+        aim::add(&mut Rng::new(seed, 12), &scene, &MOMENTS, &mut faults);
+        let mut plan = Plan::of(
+            params,
             acks,
-            guarded: params.guarded,
-            domain: domain(rng, 3),
-            flush_alone: rng.one_in(2),
-            own: Self {
+            (&scene, faults),
+            (domain(rng, 3), rng.one_in(2)),
+            Self {
                 mode: params.mode.unwrap_or(mode),
                 segment: 512,
                 segments: (0..servers)
@@ -112,11 +101,8 @@ impl Service for Log {
                 follows: None,
                 lets_end: false,
             },
-            speeds: speeds(rng, nodes, slow),
-            clocks: Clock::draw(rng, nodes, &PPM),
-            heals,
-            faults: (0..).zip(faults).collect(),
-        };
+            pace(rng, &scene, slow),
+        );
         plan.lets_end = rng.one_in(2);
         let rng = &mut Rng::new(seed, 13);
         if rng.one_in(4) {
@@ -162,12 +148,12 @@ impl Service for Log {
     }
 }
 
-/// By how many microseconds in a second the clocks of a log's nodes are wrong.
-pub(in crate::cluster) const PPM: [i32; 6] = [0, 50, -50, 5_000, -200_000, 300_000];
-
-/// How fast the nodes of a log are.
-pub(in crate::cluster) fn speeds(rng: &mut Rng, nodes: usize, times: u64) -> Speeds {
+/// How fast the nodes of a log are, with links and disks that are so many times as slow, and their clocks.
+pub(in crate::cluster) fn pace(rng: &mut Rng, scene: &Scene, times: u64) -> (Speeds, Vec<Clock>) {
+    /// By how many microseconds in a second the clocks are wrong.
+    const PPM: [i32; 6] = [0, 50, -50, 5_000, -200_000, 300_000];
     let links = [500, 2_000, 10_000];
     let retry = [500_000, 3_000_000, 20_000_000];
-    Speeds::draw(rng, nodes, times, [links, [200, 2_000, 30_000], [300, 2_000, 20_000], retry])
+    let of = [links, [200, 2_000, 30_000], [300, 2_000, 20_000], retry];
+    (Speeds::draw(rng, scene.nodes(), times, of), Clock::draw(rng, scene.nodes(), &PPM))
 }

@@ -401,17 +401,14 @@ impl User {
         are_all
     }
 
-    /// Brings a server up to date that has lost its disk, when whatever was under way then is over: from so many others that everything that was
-    /// acknowledged, or promised, is on one of them. Nobody else can use it before that.
+    /// Brings a server up to date that has lost its disk, when whatever was under way then is over. Nobody else can use it before that, and whether
+    /// enough others are there is for the catch-up to say.
     fn repairs(&mut self, world: &World) {
         let lost = world.lock().lost.clone();
         let Some((target, when, true)) = lost.first().copied() else { return };
-        let is_sound = |server: &ServerIndex| lost.iter().all(|(lost, ..)| lost != server);
-        let need = self.servers - majority(self.servers) + 1;
-        let sources = self.connects_as(world, (0..self.servers).filter(is_sound), need, true);
-        let Some(mut sources) = sources else { return };
+        let Some(mut sources) = self.connects(world, 0..self.servers, 1) else { return };
         let Some(mut client) = self.connects_as(world, [target], 1, true) else { return };
-        if client.catch_up(&mut sources, &mut |_| ()).is_ok() && sources.live().count() >= need {
+        if client.catch_up(&mut sources, &mut |_| ()).is_ok() {
             world.says(Said::Repaired(target, when));
         }
     }

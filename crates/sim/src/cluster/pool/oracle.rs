@@ -186,10 +186,11 @@ impl Oracle {
         self.lost.insert(server, tick);
     }
 
-    /// Whether whoever was changing something when a server lost its disk has come to an end with it: it may have counted that server.
+    /// Whether whatever was under way when a server lost its disk has come to an end: it may have counted that server, gets too, which
+    /// bring to a majority what they find.
     pub(super) fn is_settled(&self, server: usize) -> bool {
         let lost = self.lost.get(&server).copied().unwrap_or(0);
-        self.running.values().all(|(_, asked, invoked)| *asked == Asked::Get || *invoked > lost)
+        self.running.values().all(|(_, _, invoked)| *invoked > lost)
     }
 
     /// A server has what was on the disk that it had lost then.

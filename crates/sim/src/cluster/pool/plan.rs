@@ -5,9 +5,9 @@ use remanence_pool::quorum::majority;
 use super::{Member, Work};
 use crate::cluster::aim;
 use crate::cluster::fault::{self, Scene};
-use crate::cluster::log::plan::{PPM, speeds};
+use crate::cluster::log::plan::pace;
 use crate::cluster::service::{domain, play};
-use crate::cluster::{Clock, Moment, Outcome, Params, Plan, Service};
+use crate::cluster::{Moment, Outcome, Params, Plan, Service};
 use crate::rng::Rng;
 
 /// How many nanoseconds a millisecond has.
@@ -51,36 +51,26 @@ impl Service for Pool {
     type Measured = ();
 
     fn draw(seed: u64, params: &Params) -> Plan<Self> {
-        let mut rng = Rng::new(seed, 50);
-        let rng = &mut rng;
-        let of = rng.pick(&[(1, 1), (2, 2), (3, 2), (3, 2), (3, 2), (3, 2), (3, 3), (4, 3), (5, 3)]);
-        let (servers, acks): (u16, u16) = params.quorum.unwrap_or(of);
+        const QUORUMS: [(u16, u16); 9] =
+            [(1, 1), (2, 2), (3, 2), (3, 2), (3, 2), (3, 2), (3, 3), (4, 3), (5, 3)];
+        let rng = &mut Rng::new(seed, 50);
+        let (servers, acks) = params.draw_quorum(rng, &QUORUMS);
         // Fewer are refused.
         let acks = acks.max(majority(servers.into()) as u16);
         let clients = rng.pick(&[1, 2, 3, 3, 4]);
-        let nodes = usize::from(servers + clients) + 1;
         let heals = rng.pick(&[20, 60, 60, 150, 150, 2_000]) * MS;
         let slow = rng.pick(&[1, 1, 10]);
-        let scene =
-            Scene { servers: servers.into(), clients: clients.into(), among_servers: false, ends: heals };
+        let scene = Scene::new(servers, clients, heals);
         let mut faults = fault::draw(&mut Rng::new(seed, 51), &scene);
-        // Half of the runs have faults that are aimed, and half of those no others.
-        let mut aims = Rng::new(seed, 52);
-        if aims.one_in(2) {
-            if aims.one_in(2) {
-                faults.clear();
-            }
-            faults.extend(aim::draw(&mut aims, &scene, &MOMENTS));
-        }
+        aim::add(&mut Rng::new(seed, 52), &scene, &MOMENTS, &mut faults);
         let chunk = rng.pick(&[512, 4_096, 65_536]);
         let names = rng.pick(&[1, 2, 2, 4]);
-        Plan {
-            servers,
+        Plan::of(
+            params,
             acks,
-            guarded: params.guarded,
-            domain: domain(rng, 2),
-            flush_alone: rng.one_in(2),
-            own: Self {
+            (&scene, faults),
+            (domain(rng, 2), rng.one_in(2)),
+            Self {
                 clients,
                 operations: rng.pick(&[5, 15, 40]),
                 pause: rng.pick(&[500, 20_000, 400_000, heals / 50]),
@@ -94,11 +84,8 @@ impl Service for Pool {
                 connecting: rng.pick(&[heals / 20, heals / 4]),
                 answering: rng.pick(&[heals / 20, heals / 4, heals]),
             },
-            speeds: speeds(rng, nodes, slow),
-            clocks: Clock::draw(rng, nodes, &PPM),
-            heals,
-            faults: (0..).zip(faults).collect(),
-        }
+            pace(rng, &scene, slow),
+        )
     }
 
     fn run(plan: &Plan<Self>, seed: u64, trace_lines: usize) -> Outcome<Self> {

@@ -8,9 +8,9 @@ use remanence_pmem::PersistenceDomain;
 use super::{Node, Work};
 use crate::cluster::aim;
 use crate::cluster::fault::{self, Scene};
-use crate::cluster::log::plan::{PPM, speeds};
+use crate::cluster::log::plan::pace;
 use crate::cluster::service::play;
-use crate::cluster::{Clock, Moment, Outcome, Params, Plan, Service};
+use crate::cluster::{Moment, Outcome, Params, Plan, Service};
 use crate::rng::Rng;
 
 /// What is asked of updates.
@@ -75,12 +75,9 @@ impl Service for Recipes {
     type Measured = ();
 
     fn draw(seed: u64, params: &Params) -> Plan<Self> {
-        let mut rng = Rng::new(seed, 80);
-        let rng = &mut rng;
-        let of = rng.pick(&[(1, 1), (1, 1), (2, 1), (2, 2)]);
-        let (servers, acks) = params.quorum.unwrap_or(of);
+        let rng = &mut Rng::new(seed, 80);
+        let (servers, acks) = params.draw_quorum(rng, &[(1, 1), (1, 1), (2, 1), (2, 2)]);
         let clients: u16 = rng.pick(&[1, 2, 3]);
-        let nodes = usize::from(servers + clients) + 1;
         let heals = rng.pick(&[1_000_000, 5_000_000, 20_000_000]);
         let configs: Vec<Config> = Config::all()
             .into_iter()
@@ -89,8 +86,7 @@ impl Service for Recipes {
         let config = rng.pick(&configs);
         let mut all = recipes(&config, rng.pick(&SHAPES));
         let (op, recipe) = all.swap_remove(rng.index(all.len()));
-        let scene =
-            Scene { servers: servers.into(), clients: clients.into(), among_servers: false, ends: heals };
+        let scene = Scene::new(servers, clients, heals);
         let mut more = Rng::new(seed, 81);
         let mut faults = fault::draw(&mut more, &scene);
         if more.one_in(2) {
@@ -98,13 +94,12 @@ impl Service for Recipes {
         }
         let operations = rng.pick(&[5, 20, 50]);
         let messages = recipe.messages() as u64;
-        Plan {
-            servers,
+        Plan::of(
+            params,
             acks,
-            guarded: params.guarded,
-            domain: domain_of(&config).expect("no others are there"),
-            flush_alone: true,
-            own: Self {
+            (&scene, faults),
+            (domain_of(&config).expect("no others are there"), true),
+            Self {
                 clients,
                 operations,
                 config,
@@ -115,11 +110,8 @@ impl Service for Recipes {
                 words: rng.pick(&[2, 3, 16]),
                 pause: rng.pick(&[500, 20_000, heals / u64::from(operations)]),
             },
-            speeds: speeds(rng, nodes, 1),
-            clocks: Clock::draw(rng, nodes, &PPM),
-            heals,
-            faults: (0..).zip(faults).collect(),
-        }
+            pace(rng, &scene, 1),
+        )
     }
 
     fn run(plan: &Plan<Self>, seed: u64, trace_lines: usize) -> Outcome<Self> {

@@ -8,9 +8,9 @@ use super::oracle::Counter;
 use super::simulated::Simulated;
 use super::{Member, Work};
 use crate::cluster::fault::{self, Scene};
-use crate::cluster::log::plan::{PPM, speeds};
+use crate::cluster::log::plan::pace;
 use crate::cluster::service::{domain, play};
-use crate::cluster::{Clock, Outcome, Params, Plan, Service};
+use crate::cluster::{Outcome, Params, Plan, Service};
 use crate::rng::Rng;
 
 /// What only runs of a replicated service have. Its servers are those of its log.
@@ -51,27 +51,23 @@ impl<A: Simulated> Service for Replicated<A> {
     type Measured = ();
 
     fn draw(seed: u64, params: &Params) -> Plan<Self> {
-        let mut rng = Rng::new(seed, 40);
-        let rng = &mut rng;
-        let of = rng.pick(&[(1, 1), (2, 1), (2, 2), (3, 2), (3, 2), (3, 2), (3, 2), (3, 3), (5, 3)]);
-        let (servers, acks) = params.quorum.unwrap_or(of);
+        const QUORUMS: [(u16, u16); 9] =
+            [(1, 1), (2, 1), (2, 2), (3, 2), (3, 2), (3, 2), (3, 2), (3, 3), (5, 3)];
+        let rng = &mut Rng::new(seed, 40);
+        let (servers, acks) = params.draw_quorum(rng, &QUORUMS);
         let (hosts, clients) = (rng.pick(&[1, 2, 2, 3]), rng.pick(&[1, 2, 3]));
-        let nodes = usize::from(servers + hosts + clients) + 1;
-        let heals = rng.pick(&[20_000_000, 60_000_000, 150_000_000]);
+        // Hosts are to the servers what clients are to the hosts.
+        let scene = Scene::new(servers, hosts + clients, rng.pick(&[20_000_000, 60_000_000, 150_000_000]));
         let slow = rng.pick(&[1, 1, 10]);
         let segments = rng.between(16, 40);
-        // Hosts are to the servers what clients are to the hosts.
-        let others = usize::from(hosts + clients);
-        let scene = Scene { servers: servers.into(), clients: others, among_servers: false, ends: heals };
         let faults = fault::draw(&mut Rng::new(seed, 41), &scene);
         let mode = if rng.one_in(3) { Mode::Compound } else { Mode::Singleton };
-        let mut plan = Plan {
-            servers,
+        let mut plan = Plan::of(
+            params,
             acks,
-            guarded: params.guarded,
-            domain: domain(rng, 2),
-            flush_alone: rng.one_in(2),
-            own: Self {
+            (&scene, faults),
+            (domain(rng, 2), rng.one_in(2)),
+            Self {
                 of: PhantomData,
                 mode: params.mode.unwrap_or(mode),
                 segment: 512 * A::BYTES.div_ceil(1024).max(1),
@@ -88,11 +84,8 @@ impl<A: Simulated> Service for Replicated<A> {
                 grace: rng.pick(&[0, 100_000, 2_000_000]),
                 patience: rng.pick(&[2_000_000, 10_000_000, 100_000_000]),
             },
-            speeds: speeds(rng, nodes, slow),
-            clocks: Clock::draw(rng, nodes, &PPM),
-            heals,
-            faults: (0..).zip(faults).collect(),
-        };
+            pace(rng, &scene, slow),
+        );
         if Rng::new(seed, 42).one_in(4) {
             // Longer than a host waits for what it has appended.
             plan.endurance = 2 * (30_000_000 + plan.patience);

@@ -4,9 +4,9 @@ use remanence_rpc::log::Word;
 
 use super::{Node, Work};
 use crate::cluster::fault::{self, Scene};
-use crate::cluster::log::plan::{PPM, speeds};
+use crate::cluster::log::plan::pace;
 use crate::cluster::service::{domain, play};
-use crate::cluster::{Clock, Moment, Outcome, Params, Plan, Service};
+use crate::cluster::{Moment, Outcome, Params, Plan, Service};
 use crate::cluster::{aim, datagram};
 use crate::rng::Rng;
 
@@ -52,18 +52,14 @@ impl Service for Rpc {
     type Measured = ();
 
     fn draw(seed: u64, params: &Params) -> Plan<Self> {
-        let mut rng = Rng::new(seed, 70);
-        let rng = &mut rng;
-        let of = rng.pick(&[(1, 1), (1, 1), (2, 1), (2, 1), (2, 2), (3, 2)]);
-        let (servers, acks) = params.quorum.unwrap_or(of);
+        let rng = &mut Rng::new(seed, 70);
+        let (servers, acks) = params.draw_quorum(rng, &[(1, 1), (1, 1), (2, 1), (2, 1), (2, 2), (3, 2)]);
         let (strangers, clients) = (rng.pick(&[0, 1]), rng.pick(&[1, 2, 3, 4]));
-        let nodes = usize::from(servers + strangers + clients) + 1;
         // Less than it takes to give up a peer that is silent, and more.
         let heals = rng.pick(&[10, 30, 30, 100, 1_000]) * MS;
         let operations = rng.pick(&[10, 20, 60]);
         let slow = rng.pick(&[1, 1, 10]);
-        let others = usize::from(strangers + clients);
-        let scene = Scene { servers: servers.into(), clients: others, among_servers: false, ends: heals };
+        let scene = Scene::new(servers, strangers + clients, heals);
         // A third of the runs has nothing but harm to datagrams, and a quarter no such harm.
         let (mut faults, mut more) = (Vec::new(), Rng::new(seed, 71));
         if !more.one_in(3) {
@@ -75,13 +71,12 @@ impl Service for Rpc {
         if !more.one_in(4) {
             faults.extend(datagram::draw(&mut more, &scene));
         }
-        Plan {
-            servers,
+        Plan::of(
+            params,
             acks,
-            guarded: params.guarded,
-            domain: domain(rng, 3),
-            flush_alone: false,
-            own: Self {
+            (&scene, faults),
+            (domain(rng, 3), false),
+            Self {
                 clients,
                 strangers,
                 operations,
@@ -93,13 +88,10 @@ impl Service for Rpc {
                 round: rng.pick(&[0, 3_000, 100_000]),
                 datagram: rng.pick(&[512, 1024, 1024]),
                 credits: rng.pick(&[1, 8, 8, 32]),
-                short: (0..nodes).map(|_| rng.one_in(5)).collect(),
+                short: (0..scene.nodes()).map(|_| rng.one_in(5)).collect(),
             },
-            speeds: speeds(rng, nodes, slow),
-            clocks: Clock::draw(rng, nodes, &PPM),
-            heals,
-            faults: (0..).zip(faults).collect(),
-        }
+            pace(rng, &scene, slow),
+        )
     }
 
     fn run(plan: &Plan<Self>, seed: u64, trace_lines: usize) -> Outcome<Self> {
