@@ -20,6 +20,7 @@
 //! | `task.rs` | code of a process that waits |
 //! | [`kv`] | the replicated key-value store as a service: its members, its clients, and what must be true |
 //! | [`log`] | the replicated log as a service: its servers, its writers, and what must be true |
+//! | [`mu`] | replicas of a group that runs Mu, their clients, and what must be true |
 //! | [`pool`] | durable blobs on several servers as a service: its servers, its clients, and what must be true |
 //! | [`replicated`] | a replicated service over that log: its hosts, its clients, and what must be true |
 //! | [`recipes`] | recipes of persistence as a service: who carries them out, on which responders, and what must be durable |
@@ -33,6 +34,7 @@ mod fault;
 pub mod kv;
 mod link;
 pub mod log;
+pub mod mu;
 pub mod pool;
 mod queue;
 pub mod recipes;
@@ -167,10 +169,12 @@ pub(crate) trait Process: Runs<Self::Oracle> {
 
     /// New disks for a node that has lost its own, if the service can stand that now.
     fn new_disks(
-        core: &mut Core<Self::Oracle>,
-        processes: &[Option<Self>],
-        node: NodeId,
-    ) -> Option<Vec<Disk>>;
+        _core: &mut Core<Self::Oracle>,
+        _processes: &[Option<Self>],
+        _node: NodeId,
+    ) -> Option<Vec<Disk>> {
+        None
+    }
 
     /// Destroys something on the disk of a node without power that its process must notice, if the service can stand that now. Whether it
     /// did.
@@ -182,7 +186,9 @@ pub(crate) trait Process: Runs<Self::Oracle> {
     fn look(core: &mut Core<Self::Oracle>, processes: &mut [Option<Self>]) -> bool;
 
     /// Simulated time in which everybody must have come to an end when all faults are over, in nanoseconds.
-    fn drain(plan: &Plan<Self::Service>) -> u64;
+    fn drain(_plan: &Plan<Self::Service>) -> u64 {
+        20_000_000_000
+    }
 
     /// Whether what clients were told can be true, when the run is over.
     ///

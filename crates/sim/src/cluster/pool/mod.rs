@@ -37,9 +37,6 @@ pub type Plan = super::Plan<Pool>;
 /// What became of one.
 pub type Outcome = super::Outcome<Pool>;
 
-/// Simulated time in which everybody must have come to an end when all faults are over, in nanoseconds.
-const DRAIN: u64 = 20_000_000_000;
-
 nodes!(Member: Server, Client);
 
 impl Process for Member {
@@ -89,10 +86,6 @@ impl Process for Member {
             }
         }
         core.oracle.finished
-    }
-
-    fn drain(_: &Plan) -> u64 {
-        DRAIN
     }
 
     fn judge(oracle: &mut Oracle) -> Result<(), String> {

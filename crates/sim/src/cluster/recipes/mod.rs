@@ -56,10 +56,6 @@ impl Process for Node {
         }
     }
 
-    fn new_disks(_: &mut Core<Oracle>, _: &[Option<Self>], _: usize) -> Option<Vec<Disk>> {
-        None
-    }
-
     fn look(core: &mut Core<Oracle>, _: &mut [Option<Self>]) -> bool {
         if !core.oracle.finished {
             return false;

@@ -34,9 +34,6 @@ pub type Plan<A = Counter> = super::Plan<Replicated<A>>;
 /// What became of one.
 pub type Outcome<A = Counter> = super::Outcome<Replicated<A>>;
 
-/// Simulated time in which everybody must have come to an end when all faults are over.
-const DRAIN: u64 = 20_000_000_000;
-
 nodes!(Member<A: Simulated>: Server, Host<A>, Client);
 
 impl<A: Simulated> Process for Member<A> {
@@ -70,10 +67,6 @@ impl<A: Simulated> Process for Member<A> {
 
     fn look(core: &mut Core<Oracle<A>>, _: &mut [Option<Self>]) -> bool {
         core.oracle.finished
-    }
-
-    fn drain(_: &Plan<A>) -> u64 {
-        DRAIN
     }
 
     fn judge(oracle: &mut Oracle<A>) -> Result<(), String> {

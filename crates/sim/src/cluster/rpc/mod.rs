@@ -33,8 +33,6 @@ pub type Plan = super::Plan<Rpc>;
 /// What became of one.
 pub type Outcome = super::Outcome<Rpc>;
 
-/// Simulated time in which everybody must have come to an end when all faults are over.
-const DRAIN: u64 = 20_000_000_000;
 /// Simulated time in which a server must have forgotten those that went without a word.
 const FORGETS: u64 = 2_000_000_000;
 
@@ -70,10 +68,6 @@ impl Process for Node {
         }
     }
 
-    fn new_disks(_: &mut Core<Oracle>, _: &[Option<Self>], _: usize) -> Option<Vec<Disk>> {
-        None
-    }
-
     fn look(core: &mut Core<Oracle>, processes: &mut [Option<Self>]) -> bool {
         if core.oracle.leaves.is_none_or(|since| core.now() < since + FORGETS) {
             return false;
@@ -90,10 +84,6 @@ impl Process for Node {
             }
         }
         true
-    }
-
-    fn drain(_: &Plan) -> u64 {
-        DRAIN
     }
 
     fn judge(oracle: &mut Oracle) -> Result<(), String> {
