@@ -62,6 +62,7 @@ const RUNS: &[Run] = &[
         NIGHT,
         test!("sim", "--test", "computes", "kv::"),
     ),
+    run_of("mu", "simulated groups that run Mu", NIGHT, test!("sim", "--test", "computes", "mu::")),
     run_of(
         "pool-cluster",
         "simulated clusters of blobs",

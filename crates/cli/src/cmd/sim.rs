@@ -5,6 +5,7 @@ use std::time::Instant;
 use remanence_remotelog::Mode;
 use remanence_sim::cluster::kv::Kv;
 use remanence_sim::cluster::log::Log;
+use remanence_sim::cluster::mu::Mu;
 use remanence_sim::cluster::pool::Pool;
 use remanence_sim::cluster::recipes::Recipes;
 use remanence_sim::cluster::replicated::Replicated;
@@ -23,6 +24,7 @@ Examples:
   rem sim --seed 0 --count 5000         those runs; the first that fails is told and ends it
   rem sim --cluster log --seeds 0..500  a log on several servers, its writers, and what happens to them
   rem sim --cluster kv --seeds 0..500   a store on several members, its clients, and what happens to them
+  rem sim --cluster mu --seeds 0..500   replicas of a group that runs Mu, their clients, and what happens to them
   rem sim --cluster pool --seeds 0..500 blobs on several servers, their clients, and what happens to them
   rem sim --cluster replicated --seeds 0..500  a replicated service: a log's servers, hosts and clients
   rem sim --cluster rpc --seeds 0..500  calls to servers with logs, over datagrams that are lost, repeated, late and out of order
@@ -52,7 +54,7 @@ pub(crate) struct Args {
     /// Records that a writer of a log appends each time, at most
     #[arg(long, value_name = "N")]
     records: Option<u32>,
-    /// Servers of a log (also that of a service) or of blobs, or members of a store, in place of as many as its seed draws; --acks goes with it
+    /// Servers of a log (also that of a service) or of blobs, members of a store, or replicas of a group, in place of as many as its seed draws; --acks goes with it
     #[arg(long, value_name = "N", requires = "acks", value_parser = clap::value_parser!(u16).range(1..=16))]
     servers: Option<u16>,
     /// How many of them must have a record or a blob before it is acknowledged
@@ -61,7 +63,7 @@ pub(crate) struct Args {
     /// How the ends of a log's records are found (also that of a service): singleton or compound
     #[arg(long, value_name = "MODE", value_parser = parse_mode)]
     mode: Option<Mode>,
-    /// Operations of each client of a store, of blobs or of a service, at most
+    /// Operations of each client of a store, of blobs, of a group or of a service, at most
     #[arg(long, value_name = "N")]
     operations: Option<u32>,
     /// Print one JSON object for each run
@@ -77,6 +79,8 @@ enum Cluster {
     Log,
     /// A key-value store on several members
     Kv,
+    /// Replicas of a group that runs Mu
+    Mu,
     /// Durable blobs on several servers
     Pool,
     /// A replicated service, on the servers of a log
@@ -132,6 +136,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Fail> {
         Cluster::Engines => engines(args),
         Cluster::Log => service::<Log>(args),
         Cluster::Kv => service::<Kv>(args),
+        Cluster::Mu => service::<Mu>(args),
         Cluster::Pool => service::<Pool>(args),
         Cluster::Replicated => service::<Replicated>(args),
         Cluster::Rpc => service::<Rpc>(args),

@@ -11,7 +11,7 @@ use std::time::Duration;
 use remanence_pmem::Medium;
 
 use super::entry::{Entry, Kind, u64_at};
-use super::memory::{DECIDED, HEAD_LEN, PUSHED, STATUS, Status, request_at};
+use super::memory::{DECIDED, HEAD_LEN, PROMISED, PUSHED, STATUS, Status, request_at};
 use super::replica::{Replica, kth};
 use super::{Action, Options, Plane, Refusal, number};
 
@@ -216,6 +216,17 @@ impl<M: Medium> Replica<M> {
         }
     }
 
+    /// A peer has promised that. If it is one that has joined, and the number is another one's, this term is over as if it had written there: who has nothing
+    /// to write must learn of that too.
+    pub(super) fn has_promised(&mut self, peer: usize, promised: u64) {
+        let is_anothers =
+            |term: &Term| promised > term.number && !number::is_of_one_term(promised, term.number);
+        if self.term.as_ref().is_some_and(|term| term.followers[peer].has_joined && is_anothers(term)) {
+            self.seen = self.seen.max(promised);
+            self.ends_term();
+        }
+    }
+
     /// One step; whether another one is to follow.
     fn step(&mut self, now: Duration) -> io::Result<bool> {
         let Some(term) = &self.term else { return Ok(false) };
@@ -271,7 +282,10 @@ impl<M: Medium> Replica<M> {
             }
             match follower.request {
                 None => {
-                    let Some(request) = number::request(number, follower.times) else { continue };
+                    // A term has some thousands of requests for each; the next one has as many.
+                    let Some(request) = number::request(number, follower.times) else {
+                        return self.ends_term();
+                    };
                     (follower.request, follower.times) = (Some(request), follower.times + 1);
                     self.write_word(peer, Plane::Background, request_at(me), request);
                 }
@@ -332,6 +346,13 @@ impl<M: Medium> Replica<M> {
                 let Some(status) = Status::parse(bytes).filter(|_| bytes.len() == HEAD_LEN as usize) else {
                     return Ok(());
                 };
+                let promised = u64_at(bytes, (PROMISED - STATUS) as usize);
+                if !number::is_of_one_term(promised, term.number) {
+                    // It has granted its log to somebody else since, and what it knows to be decided may be what that one has written.
+                    self.seen = self.seen.max(promised);
+                    self.ends_term();
+                    return Ok(());
+                }
                 let is_leading = term.is_leading();
                 let follower = &mut term.followers[peer];
                 follower.decided = u64_at(bytes, HEAD_LEN as usize - 8);

@@ -3,7 +3,7 @@
 //! ```text
 //!    0  superblock
 //!  128  status      beat, head, place, length, stuck   written by the owner, read by all: see [`Status`]
-//!  192  promised    u64                                the highest number that was granted here; durable before that is told
+//!  192  promised    u64                                the highest number that was granted here; durable before that is told; read with the status
 //!  256  requests    16 x u64                           each peer writes the number that it asks for into its own
 //!  384  grants      16 x u64                           each peer writes what it answers into its own
 //!  512  decided     u64                                all entries below are decided, and durable here      } the zone:
@@ -29,13 +29,16 @@ pub const REPLICAS_MAX: usize = 16;
 pub const STATUS: u64 = 128;
 /// Bytes of that.
 pub const STATUS_LEN: u32 = 40;
-const PROMISED: u64 = 192;
+/// Where it says which number it has promised last.
+pub const PROMISED: u64 = 192;
 const REQUESTS: u64 = 256;
 const GRANTS: u64 = 384;
 /// Where the zone begins: the first undecided entry, as far as it was told.
 pub const DECIDED: u64 = 512;
 /// Where a leader puts a snapshot.
 pub const PUSHED: u64 = 576;
+/// Bytes from the status to the end of the word that says what is promised.
+pub const LOOK_LEN: u32 = (PROMISED + 8 - STATUS) as u32;
 /// Bytes from the status to the end of the word that says what is decided.
 pub const HEAD_LEN: u32 = (DECIDED + 8 - STATUS) as u32;
 

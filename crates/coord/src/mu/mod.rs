@@ -97,7 +97,7 @@ pub enum Input {
     },
     /// Nobody else can write to the zone any more, and nothing is under way to it.
     Revoked,
-    /// This peer can write to the zone, on the connection that it has now.
+    /// This peer can write to the zone, on the connection that it has now, and nothing is under way to it on an earlier one.
     Allowed {
         /// The peer that has it.
         peer: usize,
@@ -163,7 +163,7 @@ pub enum Action {
     /// Take the right to write to the zone from everybody, and finish or reject what is under way to it; then say [`Input::Revoked`]. By
     /// the access flags of the QPs, or, where that does not succeed, by taking the QPs through RESET.
     Revoke,
-    /// Give a peer the right to write to the zone, on the connection that it has now; then say [`Input::Allowed`].
+    /// Give a peer the right to write to the zone, on the connection that it has now and on no earlier one of its own; then say [`Input::Allowed`].
     Allow {
         /// The peer that gets it.
         peer: usize,

@@ -10,9 +10,10 @@ use std::time::Duration;
 
 use remanence_pmem::Medium;
 
+use super::entry::u64_at;
 use super::entry::{Entry, Kind};
 use super::lead::{Asked, Term};
-use super::memory::{Memory, OpenError, STATUS, STATUS_LEN, Status, grant_at};
+use super::memory::{LOOK_LEN, Memory, OpenError, PROMISED, STATUS, Status, grant_at};
 use super::score::Scores;
 use super::{Action, Input, Options, Plane, Refusal, number};
 
@@ -232,6 +233,9 @@ impl<M: Medium> Replica<M> {
                         self.peers[peer].status = status;
                         self.scores.read(peer, status.beat);
                     }
+                    if bytes.len() == LOOK_LEN as usize {
+                        self.has_promised(peer, u64_at(&bytes, (PROMISED - STATUS) as usize));
+                    }
                 }
                 Some(asked) => self.has_read(now, peer, &asked, &bytes)?,
                 None => {}
@@ -262,7 +266,7 @@ impl<M: Medium> Replica<M> {
 
     fn goes_on(&mut self, now: Duration) -> io::Result<()> {
         self.beats(now);
-        self.looks_at_requests();
+        self.looks_at_requests(now)?;
         self.takes_pushed()?;
         self.applies();
         self.leads_on(now)
@@ -316,7 +320,7 @@ impl<M: Medium> Replica<M> {
                 (true, Some(_)) => {}
                 (true, None) => {
                     self.peers[peer].since = Some(now);
-                    self.read(peer, Plane::Background, (STATUS, STATUS_LEN), Asked::Status);
+                    self.read(peer, Plane::Background, (STATUS, LOOK_LEN), Asked::Status);
                 }
             }
         }
@@ -333,31 +337,37 @@ impl<M: Medium> Replica<M> {
     }
 
     /// Grants and refuses what peers ask for.
-    fn looks_at_requests(&mut self) {
+    fn looks_at_requests(&mut self, now: Duration) -> io::Result<()> {
         let leader = self.leader();
-        for peer in self.others() {
-            self.answers(peer, leader == Some(peer));
-        }
+        self.others().try_for_each(|peer| self.answers(now, peer, leader == Some(peer)))
     }
 
-    fn answers(&mut self, peer: usize, is_leader: bool) {
+    fn answers(&mut self, now: Duration, peer: usize, is_leader: bool) -> io::Result<()> {
         let (asked, promised) = (self.memory.request(peer), self.memory.promised());
         let is_under_way = self.switch.is_some_and(|switch| switch.to == peer);
         let is_answered = asked == 0 || asked == self.peers[peer].answered;
         let is_one = number::is_one(asked) && number::who(asked) == peer;
         if is_answered || is_under_way || !is_one || !self.is_up(peer, Plane::Background) {
-            return;
+            return Ok(());
         }
         if asked > promised {
             if is_leader && self.switch.is_none() {
+                if self.holder == Some(peer) && number::is_of_one_term(asked, promised) {
+                    // Nobody else has the right, and it asks for a connection that it has made anew. To take the right away first may cut
+                    // that one, so that it would ask again, and again.
+                    let switch = Switch { to: peer, number: asked, is_revoked: false };
+                    (self.holder, self.switch) = (None, Some(switch));
+                    return self.has_revoked(now);
+                }
                 self.begins_switch(peer, asked);
             }
-            return;
+            return Ok(());
         }
         let is_granted = asked == promised && self.holder == Some(peer);
         let word = if is_granted { asked } else { promised.max(asked + 1) };
         self.peers[peer].answered = asked;
         self.write_word(peer, Plane::Background, grant_at(self.me()), word);
+        Ok(())
     }
 
     /// First nobody has the right any more, then the number is promised, then somebody has it, and only then that is told.

@@ -213,7 +213,12 @@ impl Group {
 
     fn act(&mut self, node: usize, action: Action) {
         match action {
-            Action::Read { peer, plane, .. } | Action::Write { peer, plane, .. } => {
+            Action::Read { peer, plane, .. } => self.send(node, peer, plane, action),
+            Action::Write { peer, plane, offset, ref bytes } => {
+                if offset == grant_at(node) && self.granted(peer, bytes) {
+                    let key = (peer, node, Plane::Replication as u8);
+                    assert!(self.links[&key].may_write, "it is granted, and cannot write");
+                }
                 self.send(node, peer, plane, action);
             }
             Action::Update { peer, .. } => {
@@ -230,7 +235,8 @@ impl Group {
             }
             Action::Revoke => self.switches.push((node, Input::Revoked)),
             Action::Allow { peer } => {
-                assert!(!self.writers(node), "nobody has the right when it is given to somebody");
+                let others = self.writers(node).any(|writer| writer != peer);
+                assert!(!others, "nobody else has the right when it is given to somebody");
                 self.switches.push((node, Input::Allowed { peer }));
             }
             Action::Apply { index, value, token } => {
@@ -257,10 +263,10 @@ impl Group {
         }
     }
 
-    /// Whether somebody else can write to a replica's zone.
-    fn writers(&self, node: usize) -> bool {
-        let to = |key: &(usize, usize, u8)| key.1 == node && key.2 == Plane::Replication as u8;
-        self.links.iter().any(|(key, link)| to(key) && link.may_write)
+    /// Who can write to a replica's zone.
+    fn writers(&self, node: usize) -> impl Iterator<Item = usize> {
+        let to = move |key: &(usize, usize, u8)| key.1 == node && key.2 == Plane::Replication as u8;
+        self.links.iter().filter(move |(key, link)| to(key) && link.may_write).map(|(key, _)| key.0)
     }
 
     /// The changes of rights of a replica that are under way are done.
@@ -320,10 +326,6 @@ impl Group {
                 self.handle(from, Input::Read { peer: to, plane, bytes });
             }
             Action::Write { offset, bytes, .. } if may(offset) => {
-                if offset == grant_at(from) && self.granted(to, &bytes) {
-                    let key = (to, from, Plane::Replication as u8);
-                    assert!(self.links[&key].may_write, "it is granted, and cannot write");
-                }
                 medium.write(offset, &bytes);
                 self.handle(from, Input::Written { peer: to, plane });
             }
@@ -516,6 +518,32 @@ fn a_right_is_taken_away_before_it_is_given_and_given_before_that_is_told() {
 }
 
 /// Trap 6: what was granted is granted for ever.
+/// To take the right away may cut the connection that has it, and who loses that asks for a new one.
+#[test]
+fn who_asks_for_a_new_connection_in_one_term_does_not_lose_the_right_before_it_gets_it() {
+    let mut group = Group::new(3);
+    group.slow = BTreeSet::from([1, 2]);
+    group.pass(1);
+    group.switch(1);
+    group.run();
+    let first = group.word(1, request_at(0));
+    assert_eq!((group.switches.len(), group.replica(1).memory().promised()), (2, first));
+    group.lose(0, 1, Plane::Replication);
+    group.connect(0, 1, Plane::Replication);
+    group.run();
+    let asked = group.word(1, request_at(0));
+    assert!(asked > first, "it was asked again, and has not answered");
+    group.switch(1);
+    group.run();
+    let of_1: Vec<&Input> = group.switches.iter().filter(|(of, _)| *of == 1).map(|(_, done)| done).collect();
+    assert_eq!(of_1, [&Input::Allowed { peer: 0 }], "nothing is taken away");
+    assert_eq!(group.writers(1).collect::<Vec<_>>(), [0]);
+    assert_eq!((group.word(0, grant_at(1)), group.replica(1).memory().promised()), (0, asked));
+    group.switch(1);
+    group.pass(5);
+    assert_eq!((group.word(0, grant_at(1)), group.replica(0).leads().is_some()), (asked, true));
+}
+
 #[test]
 fn a_replica_that_was_started_again_grants_nothing_to_an_older_request() {
     let mut group = Group::new(3);
@@ -563,6 +591,48 @@ fn a_leader_that_was_replaced_acknowledges_nothing() {
     assert!(group.values(1).is_empty() && group.values(2).is_empty());
     let other = group.propose(1, b"other");
     assert!(group.done.contains(&other));
+}
+
+/// What a follower says that it has counts as long as it has granted its log to nobody else: it may be what another leader wrote.
+#[test]
+fn who_has_granted_its_log_to_another_one_since_does_not_join() {
+    let mut group = Group::new(3);
+    // Its grant comes late.
+    group.way(2, 0, Plane::Background, Way::Held);
+    assert_eq!(group.settle(), 0);
+    let token = group.propose(0, b"of both");
+    assert!(group.done.contains(&token));
+    group.way(1, 0, Plane::Background, Way::Held);
+    group.way(0, 1, Plane::Background, Way::Held);
+    group.pass(LONG);
+    let token = group.propose(1, b"of 1");
+    group.pass(2);
+    assert!(
+        group.done.contains(&token) && group.replica(0).leads().is_some(),
+        "it writes nothing, and is told nothing"
+    );
+    group.way(2, 0, Plane::Background, Way::Open);
+    group.pass(1);
+    let token = group.propose(0, b"of 0");
+    assert!(!group.done.contains(&token), "2 has an entry there, and not this one");
+    assert_eq!(group.values(0), [b"of both"]);
+}
+
+#[test]
+fn a_leader_that_has_nothing_to_write_learns_that_it_was_replaced() {
+    let mut group = Group::new(3);
+    group.settle();
+    for from in [1, 2] {
+        group.way(from, 0, Plane::Background, Way::Held);
+    }
+    group.pass(LONG);
+    let token = group.propose(1, b"value");
+    assert!(group.done.contains(&token) && group.replica(0).leads().is_none());
+    for from in [1, 2] {
+        group.way(from, 0, Plane::Background, Way::Open);
+    }
+    assert_eq!(group.settle(), 0, "it asks with a higher number");
+    group.are_equal();
 }
 
 #[test]

@@ -789,6 +789,11 @@ impl<O> Host<'_, O> {
         there.responders[end].rooms.get_or_insert_default()
     }
 
+    /// What this node may write at the other end of a connection that it has just asked for, until that one's process says something else.
+    pub(crate) fn begins_with_rooms(&mut self, connection: ConnectionId, rooms: BTreeMap<u64, u64>) {
+        self.core.connections[connection].responders[1].rooms = Some(rooms);
+    }
+
     /// Puts a medium in the place of a disk of this node, as memory that a process has asked for.
     pub(crate) fn replace_disk(&mut self, n: usize, disk: &Disk) -> Disk {
         let state = &mut self.core.nodes[self.node];

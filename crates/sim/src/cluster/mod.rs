@@ -20,6 +20,7 @@
 //! | `task.rs` | code of a process that waits |
 //! | [`kv`] | the replicated key-value store as a service: its members, its clients, and what must be true |
 //! | [`log`] | the replicated log as a service: its servers, its writers, and what must be true |
+//! | [`mu`] | replicas of a group that runs Mu, their clients, and what must be true |
 //! | [`pool`] | durable blobs on several servers as a service: its servers, its clients, and what must be true |
 //! | [`replicated`] | a replicated service over that log: its hosts, its clients, and what must be true |
 //! | [`recipes`] | recipes of persistence as a service: who carries them out, on which responders, and what must be durable |
@@ -33,6 +34,7 @@ mod fault;
 pub mod kv;
 mod link;
 pub mod log;
+pub mod mu;
 pub mod pool;
 mod queue;
 pub mod recipes;

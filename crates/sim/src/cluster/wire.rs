@@ -199,6 +199,16 @@ impl Responder {
                 }
                 None
             }
+            Operation::Update { updates, .. }
+                if !Self::may_write(
+                    &self.rooms,
+                    updates[running.update].0,
+                    updates[running.update].1.len() as u64,
+                ) =>
+            {
+                running.answer = Some(Answer::Refused);
+                None
+            }
             Operation::Update { disk, updates } => {
                 let (offset, bytes) = &updates[running.update];
                 let piece = line_of(*offset, bytes.len(), running.written);
@@ -377,6 +387,9 @@ mod tests {
         responder.rooms.as_mut().expect("it is guarded").remove(&32);
         responder.step(&disks);
         assert!(matches!(responder.answer(), Some(Answer::Refused)), "it was taken back");
+        responder.take(update(&[(32, &[2; 64])]));
+        responder.step(&disks);
+        assert!(matches!(responder.answer(), Some(Answer::Refused)), "nor is it made durable");
         responder.rooms = Some(BTreeMap::from([(32, 96)]));
         responder.step(&disks);
         assert!(matches!(responder.answer(), Some(Answer::Refused)), "its end lies behind the room");

@@ -4,6 +4,7 @@
 mod clusters;
 mod kv;
 mod log;
+mod mu;
 mod pool;
 mod recipes;
 mod replicated;
