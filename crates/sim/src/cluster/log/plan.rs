@@ -148,12 +148,17 @@ impl Service for Log {
     }
 }
 
-/// How fast the nodes of a log are, with links and disks that are so many times as slow, and their clocks.
-pub(in crate::cluster) fn pace(rng: &mut Rng, scene: &Scene, times: u64) -> (Speeds, Vec<Clock>) {
-    /// By how many microseconds in a second the clocks are wrong.
-    const PPM: [i32; 6] = [0, 50, -50, 5_000, -200_000, 300_000];
+/// By how many microseconds in a second clocks are wrong.
+pub(in crate::cluster) const PPM: [i32; 6] = [0, 50, -50, 5_000, -200_000, 300_000];
+
+/// How fast so many nodes are, with links and disks that are so many times as slow.
+pub(in crate::cluster) fn speeds(rng: &mut Rng, nodes: usize, times: u64) -> Speeds {
     let links = [500, 2_000, 10_000];
     let retry = [500_000, 3_000_000, 20_000_000];
-    let of = [links, [200, 2_000, 30_000], [300, 2_000, 20_000], retry];
-    (Speeds::draw(rng, scene.nodes(), times, of), Clock::draw(rng, scene.nodes(), &PPM))
+    Speeds::draw(rng, nodes, times, [links, [200, 2_000, 30_000], [300, 2_000, 20_000], retry])
+}
+
+/// The same of the nodes of a log, and their clocks.
+pub(in crate::cluster) fn pace(rng: &mut Rng, scene: &Scene, times: u64) -> (Speeds, Vec<Clock>) {
+    (speeds(rng, scene.nodes(), times), Clock::draw(rng, scene.nodes(), &PPM))
 }
