@@ -7,10 +7,10 @@
 //! [`remanence_rnic::cm`]'s.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
-use remanence_rnic::cm::{Accept, CommId, Connect, Event, Listen, Manager, Path, Request, Transport};
+use remanence_rnic::cm::{Accept, CommId, Connect, Event, Listen, Manager, Path, Request, State, Transport};
 use remanence_rnic::{AhAttr, Instant};
 use remanence_wire::cm::RejReason;
 use remanence_wire::opcode::Operation;
@@ -18,6 +18,7 @@ use remanence_wire::packet::{Headers, Repr};
 use remanence_wire::{Gid, Opcode, Psn, Qkey, Qpn, bth, deth, mad};
 
 use crate::Switch;
+use crate::access::Denied;
 use crate::frame::Frame;
 use crate::group::{Endpoint, GroupId, LAG_MAX, Replica, Spec};
 use crate::port::Port;
@@ -43,6 +44,8 @@ pub(crate) struct Control {
     /// Connections of groups, the leader's first.
     made: BTreeMap<GroupId, Vec<CommId>>,
     psn: Psn,
+    /// All connections end: those whose ends are to be confirmed.
+    closing: Option<Vec<CommId>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -115,6 +118,7 @@ impl Control {
         let mut manager = Manager::new(remanence_rnic::cm::Config {
             ca_guid: config.guid,
             gids: vec![Gid::from_ip(config.addr)],
+            max_mtu: config.mtu,
             seed: config.seed,
             ..remanence_rnic::cm::Config::default()
         });
@@ -129,7 +133,22 @@ impl Control {
             asked: BTreeMap::new(),
             made: BTreeMap::new(),
             psn: Psn::new(0),
+            closing: None,
         }
+    }
+
+    /// Ends everything, and begins nothing any more.
+    pub(crate) fn close_all(&mut self, now: Instant) {
+        self.closing = Some(self.whose.keys().map(|&id| CommId(id)).collect());
+        self.manager.close_all(now);
+        self.whose.clear();
+        self.asked.clear();
+        self.made.clear();
+    }
+
+    pub(crate) fn is_at_rest(&self) -> bool {
+        let is_open = |&id: &CommId| self.manager.state(id) == Some(State::DreqSent);
+        !self.closing.iter().flatten().any(is_open)
     }
 
     pub(crate) fn deadline(&self) -> Option<Instant> {
@@ -283,8 +302,38 @@ impl Switch {
             && fits(ask.writes)
             && fits(ask.reads)
             && ask.addrs.iter().all(|&addr| is_fine(addr.into()));
-        let broadcast = fair.then(|| self.reserve(1 + ask.addrs.len() as u32))??;
+        if !fair || self.control.closing.is_some() {
+            return None;
+        }
+        if let Err(denied) = self.admits(leader, request, &ask) {
+            let stats = &mut self.stats;
+            *match denied {
+                Denied::Leader => &mut stats.no_leader,
+                Denied::Replica => &mut stats.no_replica,
+                Denied::Proof => &mut stats.unproven,
+                Denied::Bound => &mut stats.bounded,
+            } += 1;
+            return None;
+        }
+        let broadcast = self.reserve(1 + ask.addrs.len() as u32)?;
         Some((ask, broadcast))
+    }
+
+    /// Whether a leader may have that asked of these replicas, just now.
+    fn admits(&self, leader: IpAddr, request: &Request, ask: &Ask) -> Result<(), Denied> {
+        self.config.access.admits(leader, request.service_id, ask)?;
+        let asked =
+            || self.control.asked.values().filter(|other| other.request.path.remote.to_ip() == leader);
+        let made = self.groups.values().filter(|group| group.spec.leader.addr == leader).count();
+        let is_silent = |other: &Asked, addr: &Ipv4Addr| {
+            let mut members = other.members.iter().zip(&other.ask.addrs);
+            members.any(|(member, at)| matches!(member, Member::Silent(_)) && at == addr)
+        };
+        let waits = asked().any(|other| ask.addrs.iter().any(|addr| is_silent(other, addr)));
+        if waits || made + asked().count() >= self.config.access.groups {
+            return Err(Denied::Bound);
+        }
+        Ok(())
     }
 
     /// A replica agrees.

@@ -1,7 +1,7 @@
 //! One packet, from its IP header to its ICRC: what is looked at of it, and how it is made another one.
 //!
 //! A rewritten packet has the identification zero, as a datagram that must not be fragmented needs none (RFC 6864), and a socket of UDP
-//! that does path-MTU discovery sends the same. TTL, TOS, UDP source port and payload are the sender's. Its ICRC comes from the one that it
+//! that does path-MTU discovery sends the same. TTL, TOS, payload and, unless the switch has one for all, the UDP source port are the sender's. Its ICRC comes from the one that it
 //! had ([`icrc`](crate::icrc)).
 
 use std::net::IpAddr;
@@ -121,13 +121,20 @@ impl<'a> Frame<'a> {
         advance.apply(share(&difference[..end - begin]), self.bytes.len() - icrc::LEN - end)
     }
 
-    /// Makes the packet that `edit` says of it, in `into`; `None` if it is longer than any may be.
-    pub(crate) fn rewrite(&self, edit: &Edit, advance: &Advance, into: &mut Vec<u8>) -> Option<()> {
+    /// Makes the packet that `edit` says of it, in `into`, and that leaves from `src_port`, or else from where it came from; `None` if it is longer than any may be.
+    pub(crate) fn rewrite(
+        &self,
+        edit: &Edit,
+        src_port: Option<u16>,
+        advance: &Advance,
+        into: &mut Vec<u8>,
+    ) -> Option<()> {
         into.clear();
         into.extend_from_slice(self.bytes);
         let bth = self.bth();
         ip::Repr { src: edit.src, dst: edit.dst, ident: 0, ..self.ip }.emit(into);
-        self.udp.emit(chunk(into, bth - udp::LEN));
+        let src_port = src_port.unwrap_or(self.udp.src_port);
+        udp::Repr { src_port, ..self.udp }.emit(chunk(into, bth - udp::LEN));
         let [_, qpn @ ..] = edit.dest_qp.value().to_be_bytes();
         let [_, psn @ ..] = edit.psn.value().to_be_bytes();
         *chunk(into, bth + 5) = qpn;

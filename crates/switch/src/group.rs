@@ -79,6 +79,44 @@ pub struct Spec {
     pub lag: u32,
 }
 
+/// A group as it is just now, for who looks at it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct View {
+    /// How reports name it.
+    pub id: GroupId,
+    /// What it is for.
+    pub service: u64,
+    /// Of the leader.
+    pub epoch: u64,
+    /// The leader's end of its connection.
+    pub leader: Endpoint,
+    /// The switch's QP for the leader.
+    pub broadcast: Qpn,
+    /// So many replicas must have acknowledged a request.
+    pub writes: usize,
+    /// So many replicas must agree on a READ.
+    pub reads: usize,
+    /// PSNs that the leader has sent and was not told about.
+    pub open: u32,
+    /// Why nothing is scattered any more.
+    pub refused: Option<NakCode>,
+    /// The replicas, in order.
+    pub replicas: Vec<ReplicaView>,
+}
+
+/// A replica of a group, as it is just now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ReplicaView {
+    /// Its end of the connection.
+    pub end: Endpoint,
+    /// PSNs by which it is behind what the leader was told; negative: ahead of that.
+    pub lag: i32,
+    /// It misses what the leader will not send again.
+    pub behind: bool,
+    /// It was left out, or has ended its connection.
+    pub out: bool,
+}
+
 /// Why there is no such group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum GroupError {
@@ -200,6 +238,28 @@ impl Group {
             replays: VecDeque::new(),
             refused: None,
             asked: None,
+        }
+    }
+
+    pub(crate) fn view(&self) -> View {
+        let Spec { service, epoch, leader, writes, reads, .. } = self.spec;
+        let of = |(replica, one): (&Replica, &Progress)| ReplicaView {
+            end: replica.end,
+            lag: self.told.diff(one.acked),
+            behind: one.behind,
+            out: one.out,
+        };
+        View {
+            id: self.id,
+            service,
+            epoch,
+            leader,
+            broadcast: self.broadcast,
+            writes,
+            reads,
+            open: self.sent.diff(self.told).max(0) as u32,
+            refused: self.refused,
+            replicas: self.spec.replicas.iter().zip(&self.progress).map(of).collect(),
         }
     }
 

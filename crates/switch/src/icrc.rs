@@ -84,6 +84,21 @@ impl Advance {
         if n.is_multiple_of(4) { self.rows.get(n / 4) } else { None }
     }
 
+    /// Gives the UDP payload of a packet over IPv4 whose identification is zero the ICRC that it has with another one: as the kernel numbers what it cuts a
+    /// train into. `false` if it is no packet, or longer than any may be.
+    pub fn renumber(&self, payload: &mut [u8], ident: u16) -> bool {
+        // What is behind the identification in the IP header, the UDP header and the BTH; and where there is as much, a RETH: the rows are not made for more behind.
+        const BTH: usize = 16 + 8 + 12;
+        let front = if payload.len() >= 12 + 16 + 4 { BTH + 16 } else { BTH };
+        let mut difference = [0; BTH + 16];
+        difference[..2].copy_from_slice(&ident.to_be_bytes());
+        let behind = (16 + 8 + payload.len()).checked_sub(4 + front);
+        let share = behind.and_then(|n| self.apply(share(&difference[..front]), n));
+        let (Some(share), Some(icrc)) = (share, payload.last_chunk_mut()) else { return false };
+        *icrc = (u32::from_le_bytes(*icrc) ^ share).to_le_bytes();
+        true
+    }
+
     /// `c` behind `n` bytes of zeros.
     #[inline]
     pub(crate) fn apply(&self, c: u32, n: usize) -> Option<u32> {
@@ -121,6 +136,24 @@ mod tests {
         }
         assert_eq!(advance.apply(1, Advance::BEHIND_MAX + 4), None, "longer than any packet");
         assert_eq!(advance.apply(1, 2), None, "not whole words");
+    }
+
+    #[test]
+    fn a_packet_may_have_another_identification() {
+        use remanence_wire::icrc::{Flow, check, seal};
+        let advance = Advance::new();
+        let flow = Flow::new([10, 0, 0, 1].into(), [10, 0, 0, 2].into(), 0xc0de, 4791);
+        for len in [16, 20, 28, 32, 36, 1044, 4096 + 36] {
+            let mut payload: Vec<u8> = (0..len).map(|at| at as u8 ^ 0x5a).collect();
+            seal(&flow, 0, &mut payload);
+            for ident in [1, 0x100, 0xffff] {
+                let mut renumbered = payload.clone();
+                assert!(advance.renumber(&mut renumbered, ident), "{len}");
+                assert!(check(&flow, Some(ident), &renumbered).is_ok(), "{len} bytes, {ident:#x}");
+                assert_eq!(renumbered[..len - 4], payload[..len - 4]);
+            }
+        }
+        assert!(!advance.renumber(&mut [0; 12], 1) && !advance.renumber(&mut [0; 4200], 1));
     }
 
     #[test]

@@ -7,13 +7,14 @@
 //! [`Switch::handle`] takes a packet, from its IP header to its ICRC, and gives what leaves in its stead: no sockets, no clocks, no threads. The same
 //! packets in give the same packets out on every data plane; [`vectors`] are the file that they are held to.
 //!
-//! Read first: IBA Vol 1, 9.7 (reliable service); paper 000, chapter 7; `docs/switch.md`, which has what is not here yet.
+//! Read first: IBA Vol 1, 9.7 (reliable service); paper 000, chapter 7; `docs/switch.md`, which has what is not here yet. The data plane in userspace is `remanence-switch-live`.
 //!
 //! What it does not do: RoCEv2 packets are not authenticated. Who is not the leader, or not the replica, is told by its address, as on any RDMA
 //! fabric; who can forge that, and knows a QP's number, can forge packets of the group.
 #![forbid(unsafe_code)]
 #![warn(clippy::wildcard_enum_match_arm)]
 
+mod access;
 mod connect;
 mod frame;
 mod gather;
@@ -32,8 +33,8 @@ use std::ops::Range;
 use std::time::Duration;
 
 use remanence_rnic::Instant;
-use remanence_wire::Qpn;
 use remanence_wire::cm::ServiceId;
+use remanence_wire::{Mtu, Qpn};
 
 use crate::connect::Control;
 use crate::frame::{Frame, NotOurs};
@@ -41,7 +42,10 @@ use crate::group::Group;
 use crate::icrc::Advance;
 use crate::port::Port;
 
-pub use group::{Endpoint, GroupError, GroupId, LAG_MAX, REPLICAS_MAX, Replica, Spec, WINDOW};
+pub use access::{Access, BadNet, Net};
+pub use group::{
+    Endpoint, GroupError, GroupId, LAG_MAX, REPLICAS_MAX, Replica, ReplicaView, Spec, View, WINDOW,
+};
 pub use report::{Report, Stats};
 
 /// What a switch is.
@@ -53,6 +57,12 @@ pub struct Config {
     pub qpns: Range<u32>,
     /// Services of replicas for which a leader may ask for a group; none: groups are made by [`Switch::make_group`] alone.
     pub services: Vec<ServiceId>,
+    /// Who may ask for a group, and of whom.
+    pub access: Access,
+    /// The UDP port that all packets leave from, where the data plane has one only; `None`: a packet that is rewritten keeps its sender's.
+    pub src_port: Option<u16>,
+    /// The largest path MTU that the data plane carries: who asks for more is refused.
+    pub mtu: Mtu,
     /// How long replicas are waited for that have said nothing yet, when enough have agreed.
     pub grace: Duration,
     /// The GUID that its connection management messages have, its own.
@@ -64,8 +74,18 @@ pub struct Config {
 impl Config {
     /// A switch with these numbers for its QPs that serves no connection requests.
     #[must_use]
-    pub const fn new(addr: IpAddr, qpns: Range<u32>) -> Self {
-        Self { addr, qpns, services: Vec::new(), grace: Duration::from_millis(10), guid: 0, seed: 0 }
+    pub fn new(addr: IpAddr, qpns: Range<u32>) -> Self {
+        Self {
+            addr,
+            qpns,
+            services: Vec::new(),
+            access: Access::default(),
+            src_port: None,
+            mtu: Mtu::B4096,
+            grace: Duration::from_millis(10),
+            guid: 0,
+            seed: 0,
+        }
     }
 }
 
@@ -225,6 +245,31 @@ impl Switch {
         true
     }
 
+    /// Ends all groups and all that is to be one, and from now on refuses who asks: as much as can be said of it leaves with the next
+    /// [`handle_timeout`](Self::handle_timeout). Peers have heard of it when it [is at rest](Self::is_at_rest).
+    pub fn close(&mut self, now: Instant) {
+        self.groups.clear();
+        self.roles.clear();
+        self.control.close_all(now);
+    }
+
+    /// Nobody is waited for who has not confirmed yet that a connection is over.
+    #[must_use]
+    pub fn is_at_rest(&self) -> bool {
+        self.control.is_at_rest()
+    }
+
+    /// The groups that there are, in the order in which they were made.
+    pub fn groups(&self) -> impl Iterator<Item = View> {
+        self.groups.values().map(Group::view)
+    }
+
+    /// The tables that ICRCs are kept right by.
+    #[must_use]
+    pub const fn advance(&self) -> &Advance {
+        &self.advance
+    }
+
     /// Takes a packet, from its IP header on, and hands what leaves in its stead to `send`, each one to where its own IP header says.
     ///
     /// What is not RoCEv2, or not for the switch, leaves as it came; what is for the switch's own host among it is for the data plane to see.
@@ -288,7 +333,8 @@ impl Switch {
         send: &'a mut dyn FnMut(&[u8]),
     ) -> (Port<'a>, &'a mut Control, &'a mut BTreeMap<GroupId, Group>) {
         let Self { config, advance, control, groups, stats, reports, scratch, .. } = self;
-        (Port { addr: config.addr, advance, scratch, stats, reports, send }, control, groups)
+        let (addr, src_port) = (config.addr, config.src_port);
+        (Port { addr, src_port, advance, scratch, stats, reports, send }, control, groups)
     }
 
     /// What the control plane should know, the oldest first.

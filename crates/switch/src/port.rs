@@ -15,6 +15,8 @@ use crate::report::{Report, Stats, note};
 /// The way out of a switch.
 pub(crate) struct Port<'a> {
     pub(crate) addr: IpAddr,
+    /// The one that all leave from, if there is one.
+    pub(crate) src_port: Option<u16>,
     pub(crate) advance: &'a Advance,
     pub(crate) scratch: &'a mut Vec<u8>,
     pub(crate) stats: &'a mut Stats,
@@ -29,7 +31,7 @@ impl Port<'_> {
 
     /// Sends a packet as another one.
     pub(crate) fn rewritten(&mut self, frame: &Frame<'_>, edit: &Edit, flush: Option<FlushForm>) {
-        let Some(()) = frame.rewrite(edit, self.advance, self.scratch) else {
+        let Some(()) = frame.rewrite(edit, self.src_port, self.advance, self.scratch) else {
             self.stats.malformed += 1;
             return;
         };
@@ -60,6 +62,7 @@ impl Port<'_> {
 
     /// Sends a packet of the switch's own.
     pub(crate) fn emit(&mut self, dst: IpAddr, src_port: u16, repr: &Repr, payload: &[u8]) {
+        let src_port = self.src_port.unwrap_or(src_port);
         let len = packet::packet_len(repr.header_len(), payload.len());
         let payload_len = (udp::LEN + len) as u16;
         let ip = ip::Repr {

@@ -7,8 +7,8 @@
 //!   1  replicas, 1 to 6    8..16  epoch                  (of a request to a replica: 32..36, the leader's)
 //!   2  writes  3  reads   16..32  proof
 //! ```
-//! The switch asks each replica with the same, and the leader's address in place of the replicas'. Who the leader is and whether it may be one is for the replicas to judge:
-//! the proof is theirs, and the switch does not look at it. A replica answers in its REP:
+//! The switch asks each replica with the same, and the leader's address in place of the replicas'. Who the leader is and whether it may be one is for the replicas to judge, and before them for a switch
+//! that has a token: the proof is the first half of an HMAC-SHA256 by the token that they all have, over service, leader id, epoch and the leader's address ([`Ask::prove`]). Those that have none do not look at it. A replica answers in its REP:
 //!
 //! ```text
 //!   0..8   address of the memory    8..16  its length    16..20  its key    20  1 for Linux Soft-RoCE (ICRC of a FLUSH)
@@ -19,9 +19,11 @@
 //!   21  how many    22  a bit for each, the first one's lowest
 //! ```
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 
+use remanence_auth::Token;
 use remanence_wire::Rkey;
+use remanence_wire::cm::ServiceId;
 
 /// The version of all this.
 const VERSION: u8 = 1;
@@ -34,6 +36,9 @@ const MEMORY_LEN: usize = 21;
 /// Bytes of an answer for the leader.
 pub const ANSWER_LEN: usize = MEMORY_LEN + 2;
 
+/// What a proof is for.
+const LABEL: &[u8] = b"remanence switch leader 1";
+
 /// A request for a group, or of the switch to one of its replicas.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Ask {
@@ -45,7 +50,7 @@ pub struct Ask {
     pub leader: u32,
     /// Of the leader.
     pub epoch: u64,
-    /// That it is who it says, to the replicas.
+    /// That it is who it says: of no use where nobody has a token.
     pub proof: [u8; 16],
     /// The replicas; in a request to a replica, the leader's own address as the switch sees it.
     pub addrs: Vec<Ipv4Addr>,
@@ -69,6 +74,30 @@ impl Ask {
             proof: *bytes[16..].first_chunk()?,
             addrs: addrs[..count].iter().map(|&octets: &[u8; 4]| Ipv4Addr::from(octets)).collect(),
         })
+    }
+
+    /// Says that it is of a leader at that address who has the token.
+    #[must_use]
+    pub fn prove(self, token: &Token, service: ServiceId, from: IpAddr) -> Self {
+        Self { proof: self.proof_by(token, service, from), ..self }
+    }
+
+    /// Whether it is, in a time that does not depend on where the proof is wrong. A replica asks with the address that the request has for the leader's.
+    #[must_use]
+    pub fn is_proven(&self, token: &Token, service: ServiceId, from: IpAddr) -> bool {
+        let right = self.proof_by(token, service, from);
+        right.iter().zip(&self.proof).fold(0, |differs, (a, b)| differs | a ^ b) == 0
+    }
+
+    fn proof_by(&self, token: &Token, service: ServiceId, from: IpAddr) -> [u8; 16] {
+        let octets = match from {
+            IpAddr::V4(addr) => addr.to_ipv6_mapped().octets(),
+            IpAddr::V6(addr) => addr.octets(),
+        };
+        let (service, leader, epoch) =
+            (service.0.to_be_bytes(), self.leader.to_be_bytes(), self.epoch.to_be_bytes());
+        let whole = token.prove(LABEL, &[&service, &leader, &epoch, &octets]);
+        *whole.first_chunk().expect("half of it")
     }
 
     /// The request's bytes.

@@ -94,4 +94,38 @@ pub struct Stats {
     pub late: u64,
     /// Reports that nobody took in time.
     pub unread: u64,
+    /// Requests for a group from who is no leader.
+    pub no_leader: u64,
+    /// Requests for a group of somebody who is no replica.
+    pub no_replica: u64,
+    /// Requests for a group without the proof that they take.
+    pub unproven: u64,
+    /// Requests for a group from who has as many as it may, or waits for an answer of one of these replicas already.
+    pub bounded: u64,
+}
+
+impl Stats {
+    /// Each counter, by its name.
+    #[must_use]
+    pub const fn named(&self) -> [(&'static str, u64); 17] {
+        [
+            ("forwarded", self.forwarded),
+            ("scattered", self.scattered),
+            ("copies", self.copies),
+            ("gathered", self.gathered),
+            ("answered", self.answered),
+            ("no_qp", self.no_qp),
+            ("strangers", self.strangers),
+            ("damaged", self.damaged),
+            ("malformed", self.malformed),
+            ("ahead", self.ahead),
+            ("too_many", self.too_many),
+            ("late", self.late),
+            ("unread", self.unread),
+            ("no_leader", self.no_leader),
+            ("no_replica", self.no_replica),
+            ("unproven", self.unproven),
+            ("bounded", self.bounded),
+        ]
+    }
 }

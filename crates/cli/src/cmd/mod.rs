@@ -17,6 +17,7 @@ mod report;
 mod run;
 mod serve;
 mod sim;
+mod switch;
 mod verbs;
 
 use crate::fail::Fail;
@@ -63,6 +64,8 @@ pub(crate) enum Command {
     Log(log::Args),
     /// A key-value store in remote memory, read one-sidedly
     Kv(kv::Args),
+    /// A switch that scatters a leader's requests to replicas and gathers their answers
+    Switch(switch::Args),
     /// Latency of one operation to a server
     Ping(ping::Args),
     /// Latency and bandwidth of the operations to a server
@@ -97,6 +100,7 @@ impl Command {
             Self::Blob(args) => blob::run(&args),
             Self::Log(args) => log::run(&args),
             Self::Kv(args) => kv::run(&args),
+            Self::Switch(args) => switch::run(&args),
             Self::Ping(args) => ping::run(&args),
             Self::Perf(args) => perf::run(&args),
             Self::Sim(args) => sim::run(&args),

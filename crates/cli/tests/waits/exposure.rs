@@ -13,7 +13,7 @@ const ELSEWHERE: &str = "192.0.2.1:0";
 const TOKEN: &str = "correct-horse-battery";
 
 /// The last words of each command, which listens at [`ELSEWHERE`]; and what guards that endpoint, if anything does.
-const DOORS: [(&[&str], Option<[&str; 2]>); 10] = [
+const DOORS: [(&[&str], Option<[&str; 2]>); 11] = [
     (&["kv", "serve", "FILE", "--listen", ELSEWHERE], Some(["--token", TOKEN])),
     (&["kv", "serve", "FILE", "--listen", "127.0.0.1:0", "--metrics", ELSEWHERE], None),
     (
@@ -33,6 +33,21 @@ const DOORS: [(&[&str], Option<[&str; 2]>); 10] = [
     (&["log", "serve", "FILE", "--listen", ELSEWHERE], Some(["--token", TOKEN])),
     (&["log", "calls", "serve", "FILE", "--listen", ELSEWHERE], Some(["--token", TOKEN])),
     (&["cache", "start", "--log", "FILE", "--metrics", ELSEWHERE], None),
+    (
+        &[
+            "switch",
+            "run",
+            "--listen",
+            "192.0.2.1",
+            "--service",
+            "7700",
+            "--allow-leader",
+            "192.0.2.0/24",
+            "--allow-replica",
+            "192.0.2.0/24",
+        ],
+        Some(["--token", TOKEN]),
+    ),
 ];
 
 /// A server, which goes with this.

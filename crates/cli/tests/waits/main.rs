@@ -22,4 +22,5 @@ mod make;
 mod members;
 mod readme;
 mod servers;
+mod switch;
 mod verbs;

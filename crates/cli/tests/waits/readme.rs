@@ -46,7 +46,7 @@ fn lines(text: &str, heading: &str) -> Vec<String> {
 /// What is typed for a line: a server goes into the background, and a measurement of minutes says its help.
 fn typed(line: &str) -> String {
     let serves = |words: &str| line.starts_with(words);
-    if ["rem serve ", "rem kv serve ", "rem log serve "].into_iter().any(serves) {
+    if ["rem serve ", "rem kv serve ", "rem log serve ", "rem switch run "].into_iter().any(serves) {
         return format!("serve {line}");
     }
     if line.starts_with("rem bench ") {

@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use rand_chacha::ChaCha8Rng;
 use rand_core::{RngCore, SeedableRng};
+use remanence_auth::Token;
 use remanence_effort::{replay, seeds};
 use remanence_rnic::cm::{self, Accept, CommId, Connect, Event, Listen, Manager, Transport};
 use remanence_rnic::{AhAttr, Instant};
 use remanence_switch::private::{Answer, Ask, Memory};
-use remanence_switch::{Config, Report, Switch};
+use remanence_switch::{Access, Config, Report, Switch};
 use remanence_wire::cm::{PortSpace, RejReason, ServiceId};
 use remanence_wire::ip::Datagram;
 use remanence_wire::packet::{Headers, Repr};
@@ -62,8 +63,12 @@ fn ask(epoch: u64, writes: u8, replicas: &[u8]) -> Ask {
 
 impl Net {
     fn new(seed: u64, loss: u32) -> Self {
+        Self::with(seed, loss, Access::anybody())
+    }
+
+    fn with(seed: u64, loss: u32, access: Access) -> Self {
         let services = vec![SERVICE];
-        let switch = Switch::new(Config { services, grace: GRACE, guid: 100, seed, ..config() });
+        let switch = Switch::new(Config { services, access, grace: GRACE, guid: 100, seed, ..config() });
         let host = |last: u8| {
             let gids = vec![Gid::from_ip(host(last))];
             let config = cm::Config {
@@ -229,6 +234,18 @@ impl Net {
             Event::Rejected { reason, private_data, .. } => Some((*reason, Answer::parse(private_data))),
             _ => None,
         })
+    }
+
+    /// Replicas that were asked for something, since somebody looked.
+    fn asked(&mut self) -> Vec<u8> {
+        let mut asked = Vec::new();
+        for last in 2..5 {
+            let Some(host) = self.hosts.get_mut(&host(last)) else { continue };
+            if !std::mem::take(&mut host.events).is_empty() {
+                asked.push(last);
+            }
+        }
+        asked
     }
 
     fn is_disconnected(&mut self, host: u8) -> bool {
@@ -442,6 +459,98 @@ fn what_is_no_request_for_a_group_goes_to_no_replica() {
         assert_eq!(net.refusal(1).map(|(reason, _)| reason), Some(RejReason::UNSUPPORTED), "{seed}");
         assert!((2..5).all(|replica| net.hosts[&host(replica)].events.is_empty()), "{seed}");
     }
+}
+
+#[test]
+fn nothing_is_sent_on_for_who_may_not_have_it_sent() {
+    let some = Access {
+        leaders: vec!["10.0.0.0/30".parse().unwrap()],
+        replicas: vec![host(2).into(), host(3).into()],
+        ..Access::default()
+    };
+    let mut net = Net::with(6, 0, some.clone());
+    net.connect(9, &ask(5, 1, &[2, 3]));
+    net.connect(1, &ask(5, 1, &[2, 3, 4]));
+    net.run_for(Duration::from_secs(10));
+    let stats = *net.switch.stats();
+    assert_eq!((stats.no_leader, stats.no_replica, net.asked()), (1, 1, vec![]));
+    assert!(net.refusal(9).is_some() && net.refusal(1).is_some(), "and they are told");
+    net.group(1, &ask(5, 1, &[2, 3]));
+
+    // Who has to prove something as well.
+    let token = Token::new("a-token-that-is-long-enough").unwrap();
+    let mut net = Net::with(7, 0, Access { token: Some(token.clone()), ..some });
+    let right = ask(5, 1, &[2]).prove(&token, SERVICE, host(1));
+    let of_another = ask(5, 1, &[2]).prove(&token, SERVICE, host(2));
+    let of_another_epoch = Ask { epoch: 6, ..right.clone() };
+    let of_another_leader = Ask { leader: 78, ..right.clone() };
+    for wrong in [ask(5, 1, &[2]), of_another, of_another_epoch, of_another_leader] {
+        net.connect(1, &wrong);
+        net.run();
+        assert!(net.asked().is_empty(), "{wrong:?}");
+    }
+    assert_eq!(net.switch.stats().unproven, 4);
+    net.host(1).events.clear();
+    net.connect(1, &right);
+    net.run();
+    let request = net.agree(2);
+    let onward = Ask::parse(&request.private_data).unwrap();
+    assert!(onward.is_proven(&token, SERVICE, onward.addrs[0].into()), "the replica can see it too");
+    assert!(!onward.is_proven(&token, ServiceId(SERVICE.0 + 1), host(1)), "of this service");
+}
+
+#[test]
+fn a_leader_waits_for_one_answer_of_a_replica_at_a_time_and_has_so_many_groups() {
+    let mut net = Net::with(8, 0, Access { groups: 3, ..Access::anybody() });
+    net.hosts.remove(&host(3));
+    net.connect(1, &ask(5, 2, &[2, 3]));
+    net.run();
+    net.agree(2);
+    net.run();
+    assert_eq!(net.asked(), [2], "and the other one does not answer");
+    for others in [&[3][..], &[4, 3]] {
+        net.connect(1, &ask(6, 1, others));
+        net.run();
+    }
+    assert_eq!((net.switch.stats().bounded, net.asked()), (2, vec![]));
+    // Another leader may, and so may this one ask others.
+    net.group(9, &ask(6, 1, &[4]));
+    net.group(1, &ask(7, 1, &[4]));
+    net.group(1, &ask(7, 1, &[2]));
+    net.asked();
+    net.connect(1, &ask(8, 1, &[4]));
+    net.run();
+    assert_eq!(
+        (net.switch.stats().bounded, net.asked()),
+        (3, vec![]),
+        "it has three, with the one it waits for"
+    );
+    net.run_for(Duration::from_secs(10));
+    net.asked();
+    net.connect(1, &ask(8, 1, &[4]));
+    net.run();
+    assert_eq!(net.asked(), [4], "it waits for one less");
+}
+
+#[test]
+fn a_switch_that_closes_tells_everybody_and_begins_nothing() {
+    let mut net = Net::new(9, 0);
+    net.group(1, &ask(5, 2, &[2, 3]));
+    net.connect(9, &ask(6, 1, &[4]));
+    net.run();
+    let now = net.now;
+    net.switch.close(now);
+    assert!(!net.switch.is_at_rest());
+    let mut left = Vec::new();
+    net.switch.handle_timeout(now, &mut |packet| left.push(packet.to_vec()));
+    left.into_iter().for_each(|packet| net.launch(packet));
+    net.run();
+    assert!([1, 2, 3].into_iter().all(|host| net.is_disconnected(host)) && net.refusal(9).is_some());
+    assert!(net.switch.is_at_rest() && net.switch.groups().next().is_none());
+    net.asked();
+    net.connect(1, &ask(7, 1, &[2]));
+    net.run();
+    assert!(net.asked().is_empty());
 }
 
 #[test]
