@@ -340,7 +340,12 @@ impl Segment {
     /// Waits until all below an index is durable, for which one of those who wait syncs the log for all: `sync`, which is told up to where somebody has
     /// asked. A disk takes as long for the entries of several as for those of one. Who has waited for so many milliseconds takes the turn away, which does no
     /// harm: two that sync at a time are as good as one behind the other.
-    pub(crate) fn sync_in_turn(self, upto: u64, milliseconds: u64, sync: impl Fn(u64) -> bool) -> bool {
+    pub(crate) fn sync_in_turn(
+        self,
+        upto: u64,
+        milliseconds: u64,
+        mut sync: impl FnMut(u64) -> bool,
+    ) -> bool {
         self.word(SYNC_UPTO).fetch_max(upto, Ordering::SeqCst);
         let word = self.word(TURN);
         let until = sys::monotonic().saturating_add(milliseconds * 1_000_000);

@@ -455,6 +455,61 @@ pub(crate) fn position(fd: i32) -> Result<u64, Errno> {
     call(libc::SYS_lseek, [fd_of(fd), 0, libc::SEEK_CUR as u64])
 }
 
+/// Has a file's content synced.
+pub(crate) fn sync_data(fd: i32) -> Result<(), Errno> {
+    call(libc::SYS_fdatasync, [fd_of(fd)]).map(|_| ())
+}
+
+/// Which file a descriptor is of, by device and inode. Its times are not asked for: the kernel would give it finer ones from then on.
+pub(crate) fn which(fd: i32) -> Option<(u64, u64)> {
+    /// `STATX_INO`.
+    const INODE: u64 = 0x100;
+    // SAFETY: numbers only, for which zeros are values.
+    let mut found: libc::statx = unsafe { zeroed() };
+    let (path, flags) = (c"".as_ptr() as u64, libc::AT_EMPTY_PATH as u64);
+    call(libc::SYS_statx, [fd_of(fd), path, flags, INODE, (&raw mut found) as u64]).ok()?;
+    Some((rustix::fs::makedev(found.stx_dev_major, found.stx_dev_minor), found.stx_ino))
+}
+
+/// The same descriptor with a number that a program does not come to by itself. `None`: there are too few.
+pub(crate) fn out_of_the_way(fd: i32) -> Option<i32> {
+    const FEW: u64 = 256;
+    /// The kernel has a table as long as the highest number is.
+    const MANY: u64 = 1024;
+    let limit = limit(libc::RLIMIT_NOFILE).filter(|limit| *limit >= FEW)?.min(MANY);
+    let how = libc::F_DUPFD_CLOEXEC as u64;
+    call(libc::SYS_fcntl, [fd_of(fd), how, limit / 4 * 3]).ok().map(|fd| fd as i32)
+}
+
+/// Whether each byte of a file has a block that was written: then nothing but these is to be written when it is written again.
+pub(crate) fn is_all_written(fd: i32, len: u64) -> bool {
+    /// `FS_IOC_FIEMAP`, and `FIEMAP_FLAG_SYNC`.
+    const MAP: u64 = 0xc020_660b;
+    const SYNC: u64 = 1;
+    /// Unknown, delayed, encoded, inline, packed, unwritten, or shared.
+    const ODD: u64 = 0x2 | 0x4 | 0x8 | 0x200 | 0x400 | 0x800 | 0x2000;
+    const EXTENTS: usize = 64;
+    let mut at = 0;
+    while at < len {
+        let mut words = [0_u64; 4 + 7 * EXTENTS];
+        words[..4].copy_from_slice(&[at, len - at, SYNC, EXTENTS as u64]);
+        if call(libc::SYS_ioctl, [fd_of(fd), MAP, words.as_mut_ptr() as u64]).is_err() {
+            return false;
+        }
+        let count = (words[2] >> 32) as usize;
+        for extent in words[4..].chunks_exact(7).take(count) {
+            if extent[0] > at || extent[5] & ODD != 0 {
+                return false;
+            }
+            at = extent[0].saturating_add(extent[2]);
+        }
+        if count == 0 {
+            return false;
+        }
+    }
+    true
+}
+
 pub(crate) fn fsync(fd: i32) -> i64 {
     call(libc::SYS_fsync, [fd_of(fd)]).map_or_else(|errno| -i64::from(errno), u64::cast_signed)
 }
@@ -507,10 +562,14 @@ pub(crate) fn wake(word: &AtomicU64) {
 
 /// Bytes of address space that this process may have, if somebody has limited that.
 pub(crate) fn address_limit() -> Option<u64> {
+    limit(libc::RLIMIT_AS).filter(|limit| *limit != libc::RLIM_INFINITY)
+}
+
+/// How much of something this process may have.
+fn limit(which: u32) -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    let (which, to) = (u64::from(libc::RLIMIT_AS), (&raw mut limit) as u64);
-    let asked = call(libc::SYS_prlimit64, [0, which, 0, to]);
-    (asked.is_ok() && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+    let asked = call(libc::SYS_prlimit64, [0, which.into(), 0, (&raw mut limit) as u64]);
+    asked.ok().map(|_| limit.rlim_cur)
 }
 
 /// Maps so many bytes of a file, to be shared, for as long as this process lives.
@@ -529,6 +588,14 @@ pub(crate) fn map_words(fd: i32, count: usize) -> Result<&'static [AtomicU64], E
 /// Has a mapped file written to its device.
 pub(crate) fn msync(at: u64, len: u64) -> Result<(), Errno> {
     call(libc::SYS_msync, [at, len, libc::MS_SYNC as u64]).map(|_| ())
+}
+
+/// Has the pages of a file written to its device that are to be, and waits for that; what the device has in a cache of its own, and what else a file system has to write before they are found
+/// again, is another thing.
+pub(crate) fn write_pages(fd: i32) -> Result<(), Errno> {
+    let how =
+        libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+    call(libc::SYS_sync_file_range, [fd_of(fd), 0, 0, how.into()]).map(|_| ())
 }
 
 /// Has pages of a mapping there, to be written.
@@ -650,7 +717,7 @@ impl Socket {
         send(self.0, bytes, fds)
     }
 
-    pub(crate) fn receive(&self, into: &mut [u8]) -> Result<(usize, [i32; 2]), Errno> {
+    pub(crate) fn receive(&self, into: &mut [u8]) -> Result<(usize, [i32; FDS]), Errno> {
         receive(self.0, into)
     }
 }
@@ -661,24 +728,27 @@ impl Drop for Socket {
     }
 }
 
+/// The most descriptors that a message has.
+pub(crate) const FDS: usize = 3;
+
 /// The message that carries descriptors.
 #[repr(C)]
 struct Control {
     len: usize,
     level: i32,
     kind: i32,
-    fds: [i32; 2],
+    fds: [i32; FDS],
 }
 
 const CONTROL_HEAD: usize = 16;
 
-/// Sends a message, with up to two descriptors.
+/// Sends a message, with some descriptors.
 pub(crate) fn send(socket: i32, bytes: &[u8], fds: &[i32]) -> Result<(), Errno> {
     let mut control = Control {
         len: CONTROL_HEAD + size_of_val(fds),
         level: libc::SOL_SOCKET,
         kind: libc::SCM_RIGHTS,
-        fds: [-1; 2],
+        fds: [-1; FDS],
     };
     control.fds[..fds.len()].copy_from_slice(fds);
     let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
@@ -695,8 +765,8 @@ pub(crate) fn send(socket: i32, bytes: &[u8], fds: &[i32]) -> Result<(), Errno> 
 }
 
 /// Receives a message: how long it is, and the descriptors that came with it, or -1.
-pub(crate) fn receive(socket: i32, into: &mut [u8]) -> Result<(usize, [i32; 2]), Errno> {
-    let mut control = Control { len: 0, level: 0, kind: 0, fds: [-1; 2] };
+pub(crate) fn receive(socket: i32, into: &mut [u8]) -> Result<(usize, [i32; FDS]), Errno> {
+    let mut control = Control { len: 0, level: 0, kind: 0, fds: [-1; FDS] };
     let mut part = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
     // SAFETY: numbers and pointers, for which zeros are values.
     let mut message: libc::msghdr = unsafe { zeroed() };
@@ -706,11 +776,11 @@ pub(crate) fn receive(socket: i32, into: &mut [u8]) -> Result<(usize, [i32; 2]),
     message.msg_controllen = size_of::<Control>();
     let how = libc::MSG_CMSG_CLOEXEC as u64;
     let len = call(libc::SYS_recvmsg, [fd_of(socket), (&raw mut message) as u64, how])?;
-    let mut fds = [-1; 2];
+    let mut fds = [-1; FDS];
     let came = message.msg_controllen >= CONTROL_HEAD
         && (control.level, control.kind) == (libc::SOL_SOCKET, libc::SCM_RIGHTS);
     let count = if came { control.len.saturating_sub(CONTROL_HEAD) / size_of::<i32>() } else { 0 };
-    fds[..count.min(2)].copy_from_slice(&control.fds[..count.min(2)]);
+    fds[..count.min(FDS)].copy_from_slice(&control.fds[..count.min(FDS)]);
     Ok((len as usize, fds))
 }
 

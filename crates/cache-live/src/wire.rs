@@ -1,7 +1,7 @@
 //! What a program, a command and the daemon say to each other: one question and one answer, of eight words each, on a connection of their own.
 //!
-//! With a question may come the descriptor of a file; with the answer to [`Kind::Hello`] come those of the segment and the log, and behind that
-//! to [`Kind::Status`] a text.
+//! With a question may come the descriptor of a file; with the answer to [`Kind::Hello`] come those of the segment and the log, and of the root of the log's file system where that makes a sync
+//! shorter (`medium.rs`); and behind that to [`Kind::Status`] a text.
 
 /// Bytes of a question, and of the fixed part of an answer.
 pub(crate) const LEN: usize = 64;

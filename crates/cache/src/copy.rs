@@ -319,7 +319,7 @@ struct Found {
 }
 
 pub(crate) fn head(out: &mut Writer, kind: u8, layout: &Layout, tail: u64) {
-    let Layout { uuid, geometry, salt } = *layout;
+    let Layout { uuid, geometry, salt, together: _ } = *layout;
     out.u8(kind);
     out.bytes(&uuid.0);
     out.u64_le(salt);
@@ -378,7 +378,9 @@ pub(crate) fn opened(record: &[u8]) -> Result<Opened<'_>, Malformed> {
     if !geometry.is_fair() || !(geometry.entries..INDEX_MAX).contains(&tail) {
         return bytes.fail();
     }
-    Ok(Opened { kind, layout: Layout { uuid, geometry, salt }, tail, bytes })
+    // That in which it is made again.
+    let layout = Layout { uuid, geometry, salt, together: false };
+    Ok(Opened { kind, layout, tail, bytes })
 }
 
 /// Whether a record has groups.

@@ -2,9 +2,15 @@
 //!
 //! ```text
 //! page 0   superblock              page 2   root, in two copies: where the log begins, and what a recovery has decided
-//! page 1   its second copy         page 4   file table, then entry headers, then entry data, each from a page on
+//! page 1   its second copy         page 4   file table, and from a page on the entries, in one of two ways
 //! ```
-//! Headers are apart from data: recovery reads 64 bytes an entry, and data slots of a page can be handed to O_DIRECT as they are.
+//! | version | entries | of |
+//! |---|---|---|
+//! | 1 | all headers, and from a page on all data: a log that has only begun takes little memory, and recovery reads 64 bytes an entry | media where each store is durable by itself, and logs of older releases |
+//! | 2 | each header with its data behind it, so that what a sync makes durable lies in one place, and is one write | media of which pages are written ([`Promise::AtSync`]) |
+//!
+//! What a crash may leave of both is the same, as no order is asked of a header and its data: each has a checksum. A page has parts of several entries in both, and is written again
+//! with those that were durable before as they are.
 
 use remanence_codec::{Malformed, Reader, Writer};
 use remanence_pmem::image::{
@@ -16,8 +22,10 @@ use remanence_pmem::{FileOptions, Image, Medium};
 use crate::entry::{HEADER_LEN, INDEX_MAX};
 use crate::table::{FileId, SLOT_HEAD};
 
-/// The version of the format that is written and read.
-pub const VERSION: u32 = 1;
+/// The latest version of the format, in which the data of an entry lies behind its header.
+pub const VERSION: u32 = 2;
+/// The version in which all headers lie in front of all data.
+const APART: u32 = 1;
 
 const PAGE: u64 = 4096;
 const ROOT_AT: u64 = 2 * PAGE;
@@ -41,7 +49,10 @@ pub const FORMAT: Format = Format {
             "recover with a copy of the file that is whole; what is left is listed by a dry run",
         )),
     },
-    versions: &[Version { number: VERSION, crc_at: 76, len: 80, twice: true }],
+    versions: &[
+        Version { number: VERSION, crc_at: 76, len: 80, twice: true },
+        Version { number: APART, crc_at: 76, len: 80, twice: true },
+    ],
     places: Places::COMMON,
     checksum: Checksum::CRC32,
 };
@@ -96,23 +107,25 @@ impl Geometry {
         SLOT_HEAD as u64 + self.path_max as u64
     }
 
+    /// Where the entries begin.
     const fn headers_at(&self) -> u64 {
         TABLE_AT + (self.files as u64 * self.file_slot()).next_multiple_of(PAGE)
     }
 
+    /// Where their data begins, if it lies apart.
     const fn data_at(&self) -> u64 {
         self.headers_at() + (self.entries * HEADER_LEN as u64).next_multiple_of(PAGE)
     }
 
-    /// Bytes of the whole log.
+    /// Bytes of the whole log, of either version.
     #[must_use]
     pub const fn size(&self) -> u64 {
         self.data_at() + (self.entries * self.slot as u64).next_multiple_of(PAGE)
     }
 }
 
-/// Where things lie, and the salt of all that is checked.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// Where things lie, and the salt of all that is checked. Two are equal if they are of one log: its copies do not know how its entries lie.
+#[derive(Clone, Copy, Debug)]
 pub struct Layout {
     /// The name of the log.
     pub uuid: Uuid,
@@ -120,7 +133,17 @@ pub struct Layout {
     pub geometry: Geometry,
     /// It goes into each stamp and checksum, so that nothing of an earlier log in the same place passes for one of this.
     pub salt: u64,
+    /// The data of each entry lies behind its header, and not apart from all headers.
+    pub together: bool,
 }
+
+impl PartialEq for Layout {
+    fn eq(&self, other: &Self) -> bool {
+        (self.uuid, self.geometry, self.salt) == (other.uuid, other.geometry, other.salt)
+    }
+}
+
+impl Eq for Layout {}
 
 impl Layout {
     /// The lap that an index is in.
@@ -129,14 +152,19 @@ impl Layout {
     }
 
     /// Where the header of an index lies.
-    pub(crate) const fn header(&self, index: u64) -> u64 {
-        self.geometry.headers_at() + index % self.geometry.entries * HEADER_LEN as u64
+    #[must_use]
+    pub const fn header(&self, index: u64) -> u64 {
+        let slot = if self.together { self.geometry.slot as u64 } else { 0 };
+        self.geometry.headers_at() + index % self.geometry.entries * (HEADER_LEN as u64 + slot)
     }
 
     /// Where the data of an index lies.
     #[must_use]
     pub const fn data(&self, index: u64) -> u64 {
-        self.geometry.data_at() + index % self.geometry.entries * self.geometry.slot as u64
+        match self.together {
+            true => self.header(index) + HEADER_LEN as u64,
+            false => self.geometry.data_at() + index % self.geometry.entries * self.geometry.slot as u64,
+        }
     }
 
     /// Where the slot of a file lies.
@@ -161,7 +189,8 @@ impl Layout {
             return Err(Fault::Damaged.into());
         }
         fields.fill(medium.len())?;
-        Ok(Self { uuid: fields.uuid(), geometry, salt: fields.u64(field::SALT) })
+        let together = fields.version() != APART;
+        Ok(Self { uuid: fields.uuid(), geometry, salt: fields.u64(field::SALT), together })
     }
 }
 
@@ -174,7 +203,8 @@ pub fn file_options() -> FileOptions {
     FORMAT.signature.file_options(image).written(true)
 }
 
-/// Makes an empty log on a medium that is blank, or on which one was being made; durable on return.
+/// Makes an empty log on a medium that is blank, or on which one was being made; durable on return. By what it promises it is known which version is better for its medium; either
+/// can promise both.
 ///
 /// # Errors
 /// There is something on the medium, it has not the log's size, or it failed.
@@ -194,10 +224,13 @@ pub fn make(
         return Err(OpenError::Size { has: medium.len(), wants: geometry.size() });
     }
     FORMAT.signature.begin(medium)?;
+    let together = promise == Promise::AtSync;
+    let (version, headers_end) =
+        if together { (VERSION, geometry.size()) } else { (APART, geometry.data_at()) };
     // A medium that is blank need have no zeros behind its head. What has some is left alone, so that a sparse file stays one.
     let mut at = ROOT_AT;
     let mut page = [0; PAGE as usize];
-    while at < geometry.data_at() {
+    while at < headers_end {
         medium.read(at, &mut page);
         if page.iter().any(|byte| *byte != 0) {
             medium.write_nt(at, &[0; PAGE as usize]);
@@ -214,8 +247,8 @@ pub fn make(
         (field::FILES, &geometry.files.to_le_bytes()),
         (field::PATH_MAX, &geometry.path_max.to_le_bytes()),
     ];
-    FORMAT.make(medium, &FORMAT.emit(VERSION, uuid, geometry.size(), &own))?;
-    Ok(Layout { uuid, geometry, salt })
+    FORMAT.make(medium, &FORMAT.emit(version, uuid, geometry.size(), &own))?;
+    Ok(Layout { uuid, geometry, salt, together })
 }
 
 /// When an entry is durable. It is chosen when the log is opened, while it is empty.
@@ -454,7 +487,7 @@ fn said(fault: Fault) -> String {
         Fault::Foreign => "the medium has something else than a log".into(),
         Fault::OtherByteOrder => "the log was written on a machine of the other byte order".into(),
         Fault::OtherVersion { found } => {
-            format!("the log is of version {found}, and this release reads version {VERSION}")
+            format!("the log is of version {found}, and this release reads versions {APART} and {VERSION}")
         }
         Fault::Damaged => "both copies of the log's superblock are damaged".into(),
         Fault::Truncated { has, wants } => format!("the log has {wants} bytes, of which {has} are left"),

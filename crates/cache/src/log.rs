@@ -438,8 +438,16 @@ impl<M: Medium, W: Words> Log<M, W> {
     /// # Errors
     /// The medium failed. Or entries below are in progress, and the log has no place for a mark: it is known what to wait for.
     pub fn persist_up_to(&self, owner: Owner, upto: u64) -> Result<(), AppendError> {
+        self.sync_up_to(owner, upto).map(|synced| self.fence_all(&synced))
+    }
+
+    /// The same, for who has others go on before it says of the [`Synced`] groups that they were durable ([`fence_all`](Self::fence_all)).
+    ///
+    /// # Errors
+    /// As of [`persist_up_to`](Self::persist_up_to).
+    pub fn sync_up_to(&self, owner: Owner, upto: u64) -> Result<Synced, AppendError> {
         if self.promise == Promise::AtReturn || self.words.load(Word::Durable) >= upto {
-            return Ok(());
+            return Ok(Synced::default());
         }
         let mut survey = self.survey(upto);
         if !survey.pending.is_empty() {
@@ -451,18 +459,17 @@ impl<M: Medium, W: Words> Log<M, W> {
             read::write_back(&self.medium, &self.layout, *first, *count);
         }
         self.medium.psync()?;
-        self.fence_all(&survey.committed);
         if !survey.pending.is_empty() {
             self.mark(owner, &survey)?;
         }
         self.words.raise(Word::Durable, survey.end);
-        Ok(())
+        Ok(Synced(survey.committed))
     }
 
     /// Says of groups that were made durable in their own commit words that they were: else nothing tells damage of the last ones from what a crash tore, before there is
     /// another entry. Nobody waits for that; it comes to the medium with the next sync, or when the kernel writes the page.
-    fn fence_all(&self, groups: &[(u64, u64)]) {
-        for (first, _) in groups {
+    pub fn fence_all(&self, synced: &Synced) {
+        for (first, _) in &synced.0 {
             let words = [false, true].map(|fenced| stamp(self.layout.salt, *first, fenced));
             let at = self.layout.header(*first);
             // Whose place it is by now has another word there.
@@ -603,6 +610,11 @@ impl<M: Medium, W: Words> Log<M, W> {
         self.words.raise(Word::Tail, tail);
     }
 }
+
+/// What a sync has made durable, of which nothing but later entries says so.
+#[derive(Debug, Default)]
+#[must_use = "damage of the last of them is not told from what a crash tore"]
+pub struct Synced(Vec<(u64, u64)>);
 
 /// What a sync has to care for.
 #[derive(Debug, Default)]

@@ -3,7 +3,7 @@
 //! `cache_load syncs FILE`: for each byte on its standard input a record and a sync, and a line that says how that went: "ok", or the error's number.
 //! `cache_load names DIRECTORY SEED`: for each byte on its standard input the next step of a seed with names, each durable, and a line; with one more argument, without being asked.
 //! `cache_load syncs FILE`: for each byte on its standard input a record and a sync, and a line that says how that went: "ok", or the error's number. For a `w` it is a record alone; for a `d` a page
-//! behind the records that goes around the page cache, for an `m` a byte of a mapping there, for a `c` a copy by the kernel.
+//! behind the records that goes around the page cache, for an `m` a byte of a mapping there, for a `c` a copy by the kernel; for an `x` all descriptors that it has not opened lead to a file of its own from then on.
 //! `cache_load files`: for each byte a new file with a record and a sync, and a line with the milliseconds that this took.
 //! `cache_load seen FILE` and `cache_load unseen FILE`: a number that was a pipe's becomes the file's, by a call of the C library or by one of its own; after lines and syncs as in `cache_traps`.
 //! `cache_load lowest DIRECTORY`: which numbers files have that are made.
@@ -70,10 +70,11 @@ fn syncs(path: &str) {
             b'd' => around(path),
             b'm' => mapped(&file),
             b'c' => copied(&file),
+            b'x' => taken(&file, path),
             b'w' => write(),
             _ => write().and_then(|()| file.sync_data()),
         };
-        n += u64::from(!b"dmc".contains(&what[0]));
+        n += u64::from(!b"dmcx".contains(&what[0]));
         println!("{}", said(done));
     }
 }
@@ -222,6 +223,18 @@ fn duplicate(from: i32, to: i32, seen: bool) {
         }
     }
     assert_eq!(value, i64::from(to));
+}
+
+fn taken(file: &File, path: &str) -> std::io::Result<()> {
+    let own = File::create(format!("{path}.own"))?;
+    let all = std::fs::read_dir("/proc/self/fd")?.map(|entry| entry.map(|entry| entry.file_name()));
+    for name in all.collect::<Result<Vec<_>, _>>()? {
+        let fd: i32 = name.to_str().and_then(|name| name.parse().ok()).expect("a number");
+        if fd > 2 && ![file.as_raw_fd(), own.as_raw_fd()].contains(&fd) {
+            duplicate(own.as_raw_fd(), fd, true);
+        }
+    }
+    Ok(())
 }
 
 fn becomes(path: &str, seen: bool) {

@@ -363,7 +363,7 @@ mod tests {
     use crate::segment::tests::segment;
 
     const GEOMETRY: Geometry = Geometry { entries: 64, slot: 512, files: 8, path_max: 64 };
-    const LAYOUT: Layout = Layout { uuid: Uuid([3; 16]), geometry: GEOMETRY, salt: 1 };
+    const LAYOUT: Layout = Layout { uuid: Uuid([3; 16]), geometry: GEOMETRY, salt: 1, together: false };
 
     /// A file, its images, and what the servers have of them.
     struct Bench {

@@ -15,6 +15,7 @@ mod imaging;
 mod records;
 mod rules;
 mod seats;
+mod short;
 mod watch;
 mod work;
 
@@ -266,6 +267,8 @@ struct Daemon {
     segment: Segment,
     segment_file: File,
     segment_path: PathBuf,
+    /// The root of the log's file system, where that makes programs' syncs of the log shorter.
+    root: Option<File>,
     copying: Option<Copying>,
     worker: Worker,
     cleaner: Cleaner,
@@ -347,6 +350,7 @@ impl Daemon {
         let log_watch =
             file.try_clone().and_then(|file| LogWatch::new(&path, file)).map_err(system("inotify"))?;
         let recovered = dirty::recovered(&path, &region)?;
+        let root = short::root_of(&path, &file);
         let segment_path = segment_of(&file).map_err(system(said(&path)))?;
         let mut new = File::options();
         let segment_file = new.read(true).write(true).create_new(true).mode(0o600).open(&segment_path);
@@ -405,6 +409,7 @@ impl Daemon {
             segment,
             segment_file,
             segment_path,
+            root,
             copying,
             worker,
             cleaner,
@@ -667,7 +672,9 @@ impl Daemon {
         let answer = Answer { error: 0, values }.emit();
         match self.region.share() {
             Ok(log) if !has_segment => {
-                answered(connection, &answer, &[self.segment_file.as_raw_fd(), log.as_raw_fd()]);
+                let mut fds = vec![self.segment_file.as_raw_fd(), log.as_raw_fd()];
+                fds.extend(self.root.as_ref().map(File::as_raw_fd));
+                answered(connection, &answer, &fds);
             }
             Err(why) if !has_segment => refuse(why.raw_os_error().unwrap_or(libc::EIO)),
             _ => answered(connection, &answer, &[]),

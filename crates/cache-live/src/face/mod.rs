@@ -5,8 +5,8 @@
 //! (the crate `preload` does).
 //!
 //! **It knows nothing of descriptors**, but which of them lead to no file at all (`plain.rs`) or to one that nobody else has open (`exclusive.rs`). Which file a call is about is otherwise asked of the kernel each time: so
-//! `dup`, `fork`, `exec`, descriptors that were sent, `close_range` and numbers that are used again cannot make it wrong. It holds none but one that tells who opens such files, which may be closed at any time: it has the log and the
-//! segment mapped, and a connection to the daemon exists for the length of one question.
+//! `dup`, `fork`, `exec`, descriptors that were sent, `close_range` and numbers that are used again cannot make it wrong. It has the log and the segment mapped, and a connection to the daemon exists for the length of
+//! one question. It rests on no descriptor of its own: one tells who opens such files, and where two of the log make a sync of it shorter, it does without when they are gone (`medium.rs`).
 //!
 //! **Who it is** is on a page that is zeros in a forked child, which then asks for a number of its own. The child of `vfork` has its parent's memory
 //! and another process id: what it changes is marked, and goes to the kernel.
@@ -44,16 +44,16 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 
 use remanence_cache::entry::Owner;
 use remanence_cache::format::Promise;
-use remanence_cache::log::Log;
+use remanence_cache::log::{Log, Synced};
 use remanence_cache::words::{Word, Words as _};
 use remanence_pmem::{PersistenceDomain, Region};
 
 pub use calls::{NUMBERS, handle, unseen, unseen_any, wait_changes, wants};
 
-use crate::medium::LogMedium;
+use crate::medium::{LogMedium, Short};
 use crate::memory;
 use crate::segment::{self, Client, File, Segment, SegmentWords, TURN_MS};
-use crate::sys::{self, Address, Errno, Socket};
+use crate::sys::{self, Address, Errno, FDS, Socket};
 use crate::wire::{self, Answer, Kind, Question};
 
 /// How long a question may take.
@@ -187,7 +187,7 @@ fn segment_beside(socket: &[u8]) -> Option<Segment> {
 
 /// The first question. Where somebody has waited for the daemon in vain, one asks in a second, and waits no longer, before it is heard of again: programs that a script executes one after
 /// the other wait once.
-fn ask_first(address: &Address, beside: Option<Segment>) -> Result<(Answer, [i32; 2]), Errno> {
+fn ask_first(address: &Address, beside: Option<Segment>) -> Result<(Answer, [i32; FDS]), Errno> {
     let milliseconds = match beside.filter(|segment| segment.is_silent()) {
         None => ASK_MS,
         Some(silent) if silent.is_to_call(sys::monotonic()) => CALL_MS,
@@ -203,7 +203,7 @@ fn ask_first(address: &Address, beside: Option<Segment>) -> Result<(Answer, [i32
 
 fn map(
     answer: &Answer,
-    [segment, log]: [i32; 2],
+    [segment, log, root]: [i32; FDS],
     beside: Option<Segment>,
 ) -> Result<(Segment, Log<LogMedium, SegmentWords>), Refusal> {
     let [_, segment_len, log_len, domain, ..] = answer.values;
@@ -228,7 +228,8 @@ fn map(
     let base = NonNull::new(at as *mut u8).ok_or(Refusal::Said("the log is mapped nowhere"))?;
     // SAFETY: just mapped, as long as this, and never unmapped; no reference is ever made into it.
     let region = unsafe { Region::from_raw(base, log_len, Some(LogMedium::declared(domain))) };
-    let medium = LogMedium::new(region.map_err(Refusal::Region)?, domain, segment);
+    let short = if root >= 0 { Short::of([log, root]) } else { None };
+    let medium = LogMedium::new(region.map_err(Refusal::Region)?, domain, segment, short);
     let log = Log::attach(medium, segment.log()).map_err(Refusal::Log)?;
     Ok((segment, log))
 }
@@ -239,7 +240,7 @@ fn ask(
     question: &Question,
     fd: Option<i32>,
     milliseconds: u64,
-) -> Result<(Answer, [i32; 2]), Errno> {
+) -> Result<(Answer, [i32; FDS]), Errno> {
     let socket = Socket::connect(address, milliseconds)?;
     socket.send(&question.emit(), fd.as_slice())?;
     let mut bytes = [0; wire::LEN];
@@ -381,13 +382,18 @@ impl Face {
         let from = words.load(Word::Durable).max(words.load(Word::Tail));
         // More is never in use: then the words are not what we and the daemon wrote.
         let is_fair = |upto: u64| upto.saturating_sub(from) <= self.lap;
-        let persist = |asked| {
-            let upto = if is_fair(asked) { upto.max(asked) } else { upto };
-            self.log.persist_up_to(me.owner, upto).is_ok()
-        };
         let is_durable = || match self.log.promise() {
-            Promise::AtReturn => persist(upto),
-            Promise::AtSync => self.segment.sync_in_turn(upto, TURN_MS, persist),
+            Promise::AtReturn => true,
+            Promise::AtSync => {
+                let mut synced = Synced::default();
+                let is_durable = self.segment.sync_in_turn(upto, TURN_MS, |asked| {
+                    let upto = if is_fair(asked) { upto.max(asked) } else { upto };
+                    self.log.sync_up_to(me.owner, upto).map(|groups| synced = groups).is_ok()
+                });
+                // When all who have waited go on.
+                self.log.fence_all(&synced);
+                is_durable
+            }
         };
         is_fair(upto)
             && !self.segment.has_failed()

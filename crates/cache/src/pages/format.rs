@@ -178,7 +178,8 @@ impl Layout {
     /// What the [file table](crate::table) takes for its layout, which is at the same place as a log's.
     #[must_use]
     pub const fn table(&self) -> format::Layout {
-        format::Layout { uuid: self.uuid, geometry: self.geometry.table(), salt: self.salt }
+        let geometry = self.geometry.table();
+        format::Layout { uuid: self.uuid, geometry, salt: self.salt, together: false }
     }
 
     /// Reads the head of a medium.

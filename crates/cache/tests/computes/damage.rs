@@ -42,24 +42,23 @@ fn each_flipped_bit_of_an_entry_is_told_or_mended_and_nothing_is_lost_in_silence
     for promise in [Promise::AtReturn, Promise::AtSync] {
         let image = written(promise, &[change(1, 0, 1, 100), change(2, 0, 2, 10), change(1, 7, 3, 4)]);
         let whole = scan(&image, Lost::Unsynced).unwrap();
-        let headers = whole.layout.data(0) - 4096;
-        let mut places: Vec<u64> = (headers..headers + 4 * 64).collect();
+        let mut places: Vec<(u64, bool)> = Vec::new();
         for (index, len) in [(16, 64), (17, 36), (18, 10), (19, 4)] {
-            places.extend(whole.layout.data(index)..whole.layout.data(index) + len);
+            let [header, data] = [whole.layout.header(index), whole.layout.data(index)];
+            places.extend((header..header + 64).map(|at| (at, false)));
+            places.extend((data..data + len).map(|at| (at, true)));
         }
+        let follows = whole.layout.header(17);
         let mut mended = 0;
-        for (at, bit) in places.into_iter().flat_map(|at| (0..8).map(move |bit| (at, bit))) {
+        for ((at, is_data), bit) in places.into_iter().flat_map(|at| (0..8).map(move |bit| (at, bit))) {
             let found = scan(&flipped(&image, at, bit), Lost::Unsynced).unwrap();
             let all = found.items.len() == whole.items.len()
                 && found.items.iter().zip(&whole.items).all(|(a, b)| a.entry == b.entry);
             let told = !found.damaged.is_empty() || !found.unsure.is_empty();
             // A follower's own commit word commits nothing.
-            let nothing = (headers + 64..headers + 72).contains(&at);
+            let nothing = (follows..follows + 8).contains(&at);
             assert!(all || told, "{promise:?}: bit {bit} at {at} in silence: {found:?}");
-            assert!(
-                at < whole.layout.data(0) || told,
-                "{promise:?}: data of which bit {bit} at {at} was flipped"
-            );
+            assert!(!is_data || told, "{promise:?}: data of which bit {bit} at {at} was flipped");
             assert!(all != told || nothing, "{promise:?}: bit {bit} at {at}: {found:?}");
             mended += usize::from(found.items.iter().any(|item| item.mended));
             // The last entry was promised as well, and there is no other behind it.
@@ -126,7 +125,7 @@ fn a_change_of_names_behind_damage_holds_all_that_it_is_about() {
 fn damage_of_an_unknown_file_holds_all_that_is_behind_it() {
     let image = written(Promise::AtReturn, &[change(1, 0, 1, 8), change(2, 0, 2, 8), change(1, 0, 3, 8)]);
     let layout = scan(&image, Lost::Unsynced).unwrap().layout;
-    let image = flipped(&image, layout.data(0) - 4096 + 64 + 40, 0);
+    let image = flipped(&image, layout.header(17) + 40, 0);
     let mut disk = Disk::default();
     let found = scan(&image, Lost::Unsynced).unwrap();
     assert_eq!(found.damaged, [Damage { first: 17, count: 1, file: None, kind: None, flaw: Flaw::Header }]);
@@ -150,10 +149,10 @@ fn what_is_missing_below_what_was_durable_is_told() {
     // Each entry but the last two is known to be durable from a later one.
     let changes: Vec<Change> = (0..4).map(|n| change(1, n, n as u8 + 1, 1)).collect();
     let image = written(Promise::AtSync, &changes);
-    let headers = scan(&image, Lost::Unsynced).unwrap().layout.data(0) - 4096;
+    let layout = scan(&image, Lost::Unsynced).unwrap().layout;
     for index in 0..3 {
         let image = image.clone();
-        image.write(headers + index * 64, &[0; 64]);
+        image.write(layout.header(16 + index), &[0; 64]);
         let found = scan(&image, Lost::Unsynced).unwrap();
         assert_eq!((found.items.len(), found.damaged.len()), (3, 1), "entry {index}");
         assert_eq!(found.damaged[0].flaw, Flaw::Missing);

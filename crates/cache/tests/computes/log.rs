@@ -167,9 +167,45 @@ fn either_a_sync_sees_the_writer_or_the_writer_sees_the_sync() {
     }
 }
 
+/// What a sync makes durable lies in one place, where it is pages that are synced. A log of the version before, as all logs were, is gone on with as it is.
+#[test]
+fn an_entry_lies_in_one_place_where_pages_are_synced_and_a_log_of_version_1_goes_on() {
+    const ENTRIES: u64 = 32;
+    for (made_for, version) in [(Promise::AtSync, 2), (Promise::AtReturn, 1)] {
+        let image = made(ENTRIES, made_for, PersistenceDomain::PageCache);
+        let mut found = [0; 4];
+        image.read(8, &mut found);
+        assert_eq!(u32::from_le_bytes(found), version);
+        let log = Log::start(&image, LocalWords::default(), Promise::AtSync).unwrap();
+        let layout = *log.layout();
+        let mut places = Vec::new();
+        for index in 0..ENTRIES {
+            places.extend([(layout.header(index), 64), (layout.data(index), 64)]);
+        }
+        let in_one = places.windows(2).all(|two| two[0].0 + two[0].1 == two[1].0);
+        assert_eq!(in_one, version == 2);
+        places.sort_unstable();
+        assert!(places.windows(2).all(|two| two[0].0 + two[0].1 <= two[1].0), "no two overlap");
+        let (last, len) = places[places.len() - 1];
+        assert!(last + len <= image.len(), "nothing lies behind the end");
+        let mut end = 0;
+        for n in 0..3 {
+            end = log.append(ME, &change(1, n * 100, n as u8 + 1, 100).op(), NOW).unwrap();
+        }
+        log.persist_up_to(ME, end).unwrap();
+        let crashed = worst(&image);
+        let found = scan(&crashed, Lost::Unsynced).unwrap();
+        assert_eq!((firsts(&found), found.damaged.len()), (vec![32, 34, 36], 0));
+        let mut disk = Disk::default();
+        assert_eq!(recover(&crashed, found, Policy::Hold, &mut disk, 1, u64::MAX), Some(Outcome::Empty));
+        assert_eq!(disk.visible().bytes[&1], [[1; 100], [2; 100], [3; 100]].concat());
+    }
+}
+
 #[test]
 fn what_a_crash_tore_of_an_entry_that_was_passed_is_a_hole_and_no_damage() {
-    let image = made(32, Promise::AtSync, PersistenceDomain::PageCache);
+    // Headers lie in another page than data.
+    let image = made(32, Promise::AtReturn, PersistenceDomain::PageCache);
     let log = Log::start(&image, LocalWords::default(), Promise::AtSync).unwrap();
     let late = log.reserve(OTHER, 1).unwrap();
     let end = log.append(ME, &change(1, 0, 1, 5).op(), NOW).unwrap();
@@ -178,8 +214,8 @@ fn what_a_crash_tore_of_an_entry_that_was_passed_is_a_hole_and_no_damage() {
     image.fail_after_psyncs(0);
     log.commit(&late).unwrap_err();
     // Its header and its word have come to the medium by themselves, and its data has not.
-    let headers = log.layout().data(0) - 4096;
-    image.persist_alone(headers..headers + 4096);
+    let header = log.layout().header(late.first());
+    image.persist_alone(header..header + 64);
     let found = scan(&worst(&image), Lost::Unsynced).unwrap();
     assert_eq!((firsts(&found), found.damaged.len(), &found.holes[..]), (vec![33, 34], 0, &[32][..]));
 }
@@ -306,7 +342,7 @@ fn a_log_that_was_not_closed_is_recovered_first() {
 fn a_claim_that_nobody_wrote_is_an_error_and_no_hang_and_a_start_mends_it() {
     let image = made(8, Promise::AtReturn, PersistenceDomain::Adr);
     let layout = scan(&image, Lost::Nothing).unwrap().layout;
-    let claim = layout.data(0) - 4096 + 16;
+    let claim = layout.header(8) + 16;
     let log = Log::start(&image, LocalWords::default(), Promise::AtReturn).unwrap();
     image.store_u64(claim, 5 << 40);
     assert!(matches!(log.append(ME, &change(1, 0, 1, 1).op(), NOW), Err(AppendError::Damaged { index: 8 })));
@@ -437,7 +473,8 @@ fn a_group_and_a_sync_in_every_way_that_a_crash_can_leave_them() {
             Promise::AtSync => vec![change(1, 0, 1, 9), change(1, 5, 2, 70)],
         };
         let explorer = Explorer { ways_max: 100_000, ..Explorer::default() };
-        let headers = layout.data(0) - 4096;
+        let headers = layout.header(0);
+        let is_commit = move |at: u64| (0..8).any(|index| layout.header(index) == at);
         let report = explorer.run_lazily(
             &image,
             |image| {
@@ -453,7 +490,7 @@ fn a_group_and_a_sync_in_every_way_that_a_crash_can_leave_them() {
                 }
             },
             // The commit word is the only one of a header that no checksum covers.
-            |_| move |at| at >= headers && !(at < layout.data(0) && (at - headers).is_multiple_of(64)),
+            |_| move |at| at >= headers && !is_commit(at),
             |crashed: &Lazy, notes| {
                 let found = scan(crashed, Lost::Unsynced).unwrap();
                 assert_eq!(found.damaged, []);

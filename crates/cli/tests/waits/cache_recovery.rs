@@ -171,7 +171,7 @@ fn what_is_no_log_is_refused_with_a_sentence() {
         ("empty", vec![], "it has no log"),
         ("blank", vec![0; 20_000], "the medium is blank"),
         ("other", other, "something else than a log"),
-        ("newer", newer, "is of version 9, and this release reads version 1"),
+        ("newer", newer, "is of version 9, and this release reads versions 1 and 2"),
         ("damaged", damaged, "damaged"),
         ("truncated", whole[..20_000].to_vec(), "of which 20000 are left"),
     ] {

@@ -3,6 +3,7 @@
 
 use std::fs::{self, File};
 use std::io::Write as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -11,6 +12,7 @@ use rustix::process::Signal;
 
 use crate::cache::{Cache, Talk, example};
 use crate::disk::Disk;
+use crate::loss;
 use crate::model::{RECORD, record};
 
 const NEVER: u64 = 3000;
@@ -200,12 +202,69 @@ fn a_log_that_finds_no_room_is_refused_before_a_program_starts() {
     assert!(why.contains("no space for"), "{why}");
 }
 
+/// Words for who makes an ext4: with a journal, and without one, where a sync of the log is shorter.
+const EXT4: [&[&str]; 2] = [&[], &["-O", "^has_journal"]];
+
+/// A cache whose log lies on a disk of its own, beside another one whose directory has the files.
+fn log_on_a_disk(name: &str, words: &[&str]) -> Option<(Cache, Cache, Disk)> {
+    let outside = Cache::new(name, NEVER)?;
+    let disk = Disk::with_features(outside.path("image"), outside.path("disk"), 64, words)?;
+    let cache = Cache::at(disk.place.clone(), NEVER);
+    Some((outside, cache, disk))
+}
+
+/// Whether a program has a descriptor of a file.
+fn has_open(program: &Talk, file: &Path) -> bool {
+    let is = |path: &Path| fs::metadata(path).map(|found| (found.dev(), found.ino())).ok();
+    let all = fs::read_dir(format!("/proc/{}/fd", program.child.id())).expect("it runs").flatten();
+    all.map(|entry| is(&entry.path())).any(|open| open.is_some() && open == is(file))
+}
+
+/// The disk of the log alone loses power: what was acknowledged is in what was written there, also where the program has taken away by what syncs of the log are shorter; and that writes to
+/// nothing else.
+#[test]
+fn what_was_synced_is_in_a_log_of_which_the_kernel_has_nothing_more() {
+    for (words, takes) in [(EXT4[0], false), (EXT4[1], false), (EXT4[1], true)] {
+        let Some((outside, mut cache, mut disk)) = log_on_a_disk("outside-power", words) else { return };
+        let file = outside.path("file");
+        let path = file.to_str().expect("text");
+        let mut syncs = Syncs::start(&cache, path);
+        syncs.sync_well(20);
+        assert!(cache.count(path, "absorbed") > 0, "{:?}", cache.of(path));
+        assert_eq!(has_open(&syncs.program, &cache.log()), !words.is_empty(), "{words:?}");
+        let old = cache.old(&[path]);
+        if takes {
+            syncs.does("x");
+        }
+        syncs.sync_well(100);
+        assert_eq!(has_open(&syncs.program, &cache.log()), !words.is_empty() && !takes);
+        let _ = cache.segment().map(fs::remove_file);
+        disk.cut_off();
+        let acknowledged = syncs.acknowledged;
+        syncs.program.child.kill().expect("it runs");
+        syncs.program.child.wait().expect("it ends");
+        cache.kill_daemon();
+        disk.unmount().and_then(|()| disk.mount()).expect("it can be mounted again");
+        loss::feign(&cache, &old);
+        let said = cache.start_again().expect("nobody has to decide anything");
+        assert!(said.contains("is recovered: "), "{said}");
+        has_records(&file, acknowledged);
+        let own = PathBuf::from(format!("{path}.own"));
+        assert_eq!(fs::metadata(own).map_or(0, |own| own.len()), 0, "it is the program's alone");
+        cache.stop_and_keep();
+        drop((cache, disk));
+        outside.stop();
+    }
+}
+
 /// The disk of the log alone: programs go on, and their syncs are the kernel's.
 #[test]
 fn a_log_whose_disk_is_cut_off() {
-    let Some(outside) = Cache::new("outside", NEVER) else { return };
-    let Some(mut disk) = Disk::new(outside.path("image"), outside.path("disk"), 64) else { return };
-    let mut cache = Cache::at(disk.place.clone(), NEVER);
+    EXT4.into_iter().for_each(cut_off_below_the_log);
+}
+
+fn cut_off_below_the_log(words: &[&str]) {
+    let Some((outside, mut cache, mut disk)) = log_on_a_disk("outside", words) else { return };
     let file = outside.path("file");
     let path = file.to_str().expect("text");
     let mut syncs = Syncs::start(&cache, path);
