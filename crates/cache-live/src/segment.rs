@@ -12,11 +12,15 @@
 //!
 //! | word | who changes it |
 //! |---|---|
-//! | key | the daemon alone, while nobody finds the slot |
+//! | key | who has the table's places to himself, while nobody finds the slot |
 //! | lock | whoever takes it; the daemon breaks that of a process that died |
 //! | marks | whoever changes the file without the lock, before and after: it is only counted up |
 //! | why | anybody, and bits are only added: for good |
 //! | all others | who has the lock |
+//!
+//! **Who makes a file** takes its place in the table himself, and one of the log's numbers that the daemon has left there for that ([`make_file`](Segment::make_file)): so nobody asks the daemon for a file that is gone a moment later. It
+//! [hears](Segment::made) of all of them at once, before it does anything that is about one. One at a time has the places to himself, from the look for one that is free until it can be found; for others
+//! that is no wait: a program asks the daemon instead, and where a program was stopped there the daemon says that it cannot. Who has died over it has made nothing ([`places_left`](Segment::places_left)).
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt as _;
@@ -27,7 +31,7 @@ use remanence_cache::words::{Word, Words};
 use crate::sys;
 
 /// What a segment begins with: a name and a version.
-const MAGIC: u64 = u64::from_le_bytes(*b"REMCSEG3");
+const MAGIC: u64 = u64::from_le_bytes(*b"REMCSEG4");
 /// How many processes can be there at a time.
 pub(crate) const CLIENTS: usize = 4096;
 /// How many files the table has room for: a power of two.
@@ -40,8 +44,14 @@ const CLIENTS_AT: usize = 128;
 const CLIENT_WORDS: usize = 8;
 const FILES_AT: usize = CLIENTS_AT + CLIENTS * CLIENT_WORDS;
 const FILE_WORDS: usize = 24;
+/// How many numbers can be left for files that programs make.
+pub(crate) const SPARES: usize = 128;
+const SPARES_AT: usize = FILES_AT + FILES * FILE_WORDS;
+/// A number is free; or that of a file, in the slot that the word says above it.
+const FREE: u64 = 1 << 62;
+const MADE: u64 = 1 << 63;
 /// Words of a segment.
-pub(crate) const WORDS: usize = FILES_AT + FILES * FILE_WORDS;
+pub(crate) const WORDS: usize = SPARES_AT + SPARES;
 /// Bytes of it.
 pub(crate) const LEN: u64 = WORDS as u64 * 8;
 
@@ -125,6 +135,8 @@ pub(crate) enum Count {
     Waits = 12,
     /// Changes that could not be logged, as there was no room or the log had failed.
     Refused = 13,
+    /// Questions that the daemon was asked.
+    Questions = 14,
 }
 
 /// All that is shared. Copies are the same.
@@ -161,6 +173,11 @@ const LISTENS: usize = 27;
 /// Whose turn it is to sync the log, and up to where somebody has asked for that.
 const TURN: usize = 28;
 const SYNC_UPTO: usize = 29;
+
+/// Who has the places of the table to himself.
+const TABLE: usize = 30;
+/// How often somebody looks whether he can have them.
+const LOOKS: u32 = 4000;
 
 /// Somebody has the turn.
 const TAKEN: u64 = 1;
@@ -374,11 +391,12 @@ impl Segment {
         self.word(LISTENS).store(listens.into(), Ordering::SeqCst);
     }
 
-    /// Whether nobody else is telling the daemon.
+    /// Whether the daemon is to be told: nobody has, since it had nothing to do. As long as it has, it looks for more by itself.
     pub(crate) fn kick(self) -> bool {
         self.word(KICKED).swap(1, Ordering::SeqCst) == 0
     }
 
+    /// The daemon has nothing to do but what it finds from now on; or could not be told.
     pub(crate) fn kicked(self) {
         self.word(KICKED).store(0, Ordering::SeqCst);
     }
@@ -511,39 +529,151 @@ impl Segment {
         None
     }
 
-    /// Makes a place for a file that has none: the daemon's alone. `None`: there is none left.
-    pub(crate) fn insert(self, key: &Key, first: &First) -> Option<usize> {
-        let mut places = (0..PROBES).map(|n| (key.place() + n) % FILES);
-        let slot = places.find(|slot| self.file(*slot).state().load(Ordering::SeqCst) != File::LIVE)?;
-        let file = self.file(slot);
-        for (at, value) in [(1, key.device), (2, key.inode), (3, key.born)] {
-            file.word(at).store(value, Ordering::SeqCst);
-        }
-        for at in 5..FILE_WORDS {
-            file.word(at).store(0, Ordering::SeqCst);
-        }
-        file.word(File::ID).store(first.id.into(), Ordering::SeqCst);
-        file.word(File::WHY).store(first.why, Ordering::SeqCst);
-        file.word(File::DUE).store(first.due, Ordering::SeqCst);
-        file.word(File::CHANGED).store(first.changed, Ordering::SeqCst);
-        file.state().store(File::LIVE, Ordering::SeqCst);
-        Some(slot)
+    /// Has the places of the table to itself for a moment. `None`: somebody else has, and does not go on.
+    fn with_places<T>(self, owner: u32, change: impl FnOnce() -> Option<T>) -> Option<T> {
+        let word = self.word(TABLE);
+        let is_mine = (0..LOOKS).any(|look| {
+            let taken = word.compare_exchange(0, owner.into(), Ordering::SeqCst, Ordering::SeqCst);
+            match look % 64 {
+                _ if taken.is_ok() => {}
+                63 => sys::yield_now(),
+                _ => std::hint::spin_loop(),
+            }
+            taken.is_ok()
+        });
+        let changed = is_mine.then(change)?;
+        word.store(0, Ordering::SeqCst);
+        changed
     }
 
-    /// Takes a file's place away: the daemon's alone, who has its lock. `false`: somebody has just said why it is not absorbed for good, and it
+    /// A place for a file that has none. `None`: it has one by now, or there is none left.
+    fn place_for(self, key: &Key) -> Option<File> {
+        let places = (0..PROBES).map(|n| self.file(key.place() + n));
+        let is_known = places.clone().any(|file| file.is_live() && file.is(key));
+        places.filter(|_| !is_known).find(|file| !file.is_live())
+    }
+
+    /// Makes a place for a file that has none: the daemon's alone. `None`: it has one by now, there is none left, or none to be had now.
+    pub(crate) fn insert(self, key: &Key, first: &First) -> Option<usize> {
+        self.with_places(DAEMON, || {
+            let file = self.place_for(key)?;
+            file.begin(key, first, true);
+            Some(file.slot())
+        })
+    }
+
+    /// Makes a place for a file that its maker has just made, who has its lock then, and gives it one of the numbers that the daemon has left. `name` says durably in the log what that number means, before anybody
+    /// can find the file. `None`: nothing was done, and the daemon is to be asked.
+    pub(crate) fn make_file(
+        self,
+        key: &Key,
+        owner: u32,
+        changed: u64,
+        name: impl FnOnce(u32) -> bool,
+    ) -> Option<File> {
+        self.with_places(owner, || {
+            let file = self.place_for(key)?;
+            let (at, free) = self.spares().find(|(_, word)| word & FREE != 0)?;
+            let id = free as u32;
+            if !name(id) || !file.lock(owner, 0) {
+                return None;
+            }
+            let made = MADE | (file.slot() as u64) << 32 | u64::from(id);
+            if at.compare_exchange(free, made, Ordering::SeqCst, Ordering::SeqCst).is_err() {
+                // The daemon ends.
+                file.unlock();
+                return None;
+            }
+            file.begin(key, &First { id, why: 0, due: 1, changed }, false);
+            Some(file)
+        })
+    }
+
+    fn spares(self) -> impl Iterator<Item = (&'static AtomicU64, u64)> {
+        (0..SPARES).map(move |n| {
+            let at = self.word(SPARES_AT + n);
+            (at, at.load(Ordering::SeqCst))
+        })
+    }
+
+    /// Leaves numbers for files that programs make, as many as `numbers` gives of those that there is room for, if half of them are gone: the daemon's alone.
+    pub(crate) fn leave_spares(self, numbers: impl FnOnce(usize) -> Vec<u32>) {
+        let room: Vec<&AtomicU64> =
+            self.spares().filter_map(|(at, word)| (word == 0).then_some(at)).collect();
+        if room.len() >= SPARES / 2 {
+            for (at, number) in room.iter().zip(numbers(room.len())) {
+                at.store(FREE | u64::from(number), Ordering::SeqCst);
+            }
+        }
+    }
+
+    /// Takes all of them back: no file is made any more but by who is at it.
+    pub(crate) fn take_spares(self) {
+        for (at, word) in self.spares().filter(|(_, word)| word & FREE != 0) {
+            let _ = at.compare_exchange(word, 0, Ordering::SeqCst, Ordering::SeqCst);
+        }
+    }
+
+    /// Whether there are any.
+    pub(crate) fn has_spares(self) -> bool {
+        self.spares().any(|(_, word)| word & FREE != 0)
+    }
+
+    /// Whether half of them are gone, and the daemon does not know.
+    pub(crate) fn lacks_spares(self) -> bool {
+        self.word(SPARES_AT + SPARES / 2).load(Ordering::SeqCst) & MADE != 0
+    }
+
+    /// The files that were made since this was asked last, and their numbers: the daemon's alone.
+    pub(crate) fn made(self) -> Vec<(File, u32)> {
+        let made = self.spares().filter(|(_, word)| word & MADE != 0).filter_map(|(at, word)| {
+            let (file, id) = (self.file((word >> 32) as usize % FILES), word as u32);
+            // If not, somebody is at it.
+            (file.is_live() && file.id() == id).then(|| {
+                at.store(0, Ordering::SeqCst);
+                file.set(File::UNHEARD, 0);
+                (file, id)
+            })
+        });
+        made.collect()
+    }
+
+    /// A process died. If it had the places to itself, the number that it had just taken is free again.
+    pub(crate) fn places_left(self, owner: u32) {
+        let word = self.word(TABLE);
+        if word.load(Ordering::SeqCst) != u64::from(owner) {
+            return;
+        }
+        for (at, word) in self.spares().filter(|(_, word)| word & MADE != 0) {
+            let (file, id) = (self.file((word >> 32) as usize % FILES), word as u32);
+            if !(file.is_live() && file.id() == id) {
+                at.store(FREE | u64::from(id), Ordering::SeqCst);
+            }
+        }
+        // The lock of a place that was not filled yet, too.
+        for slot in 0..FILES {
+            self.file(slot).break_lock(owner);
+        }
+        word.store(0, Ordering::SeqCst);
+    }
+
+    /// Takes a file's place away: the daemon's alone, who has its lock. `false`: somebody has just said why it is not absorbed for good, or is making a file, and it
     /// stays.
     pub(crate) fn remove(self, slot: usize) -> bool {
-        let file = self.file(slot);
-        let said = file.why();
-        file.state().store(File::GONE, Ordering::SeqCst);
-        if file.why() != said {
-            file.state().store(File::LIVE, Ordering::SeqCst);
-            return false;
-        }
-        if self.file(slot + 1).state().load(Ordering::SeqCst) == File::NONE {
-            file.state().store(File::NONE, Ordering::SeqCst);
-        }
-        true
+        let removed = self.with_places(DAEMON, || {
+            let file = self.file(slot);
+            let said = file.why();
+            file.state().store(File::GONE, Ordering::SeqCst);
+            if file.why() != said {
+                file.state().store(File::LIVE, Ordering::SeqCst);
+                return None;
+            }
+            if self.file(slot + 1).state().load(Ordering::SeqCst) == File::NONE {
+                file.state().store(File::NONE, Ordering::SeqCst);
+            }
+            Some(())
+        });
+        removed.is_some()
     }
 }
 
@@ -599,6 +729,44 @@ impl File {
     const NAMELESS: usize = 16;
     const WITNESSED: usize = 17;
     const SETTLED: usize = 18;
+    /// A program has made it, and the daemon has not heard of it.
+    const UNHEARD: usize = 19;
+    /// Times tell files apart that have the same inode one after the other.
+    const FINE: usize = 20;
+
+    /// Fills its place, for who has the places to himself; from then on it is found. `is_heard`: by the daemon.
+    fn begin(self, key: &Key, first: &First, is_heard: bool) {
+        for (at, value) in [(1, key.device), (2, key.inode), (3, key.born)] {
+            self.set(at, value);
+        }
+        (5..FILE_WORDS).for_each(|at| self.set(at, 0));
+        self.set(Self::ID, first.id.into());
+        self.set(Self::WHY, first.why);
+        self.set(Self::DUE, first.due);
+        self.set(Self::CHANGED, first.changed);
+        self.set(Self::UNHEARD, (!is_heard).into());
+        self.state().store(Self::LIVE, Ordering::SeqCst);
+    }
+
+    /// Which of all slots it is.
+    pub(crate) const fn slot(self) -> usize {
+        (self.1 - FILES_AT) / FILE_WORDS
+    }
+
+    /// No inode in this directory has the time of birth of one before it.
+    pub(crate) fn set_fine(self) {
+        self.set(Self::FINE, 1);
+    }
+
+    /// Whether the daemon has said so.
+    pub(crate) fn is_fine(self) -> bool {
+        self.get(Self::FINE) != 0
+    }
+
+    /// Whether the daemon has not heard of it yet.
+    pub(crate) fn is_unheard(self) -> bool {
+        self.get(Self::UNHEARD) != 0
+    }
 
     fn word(self, at: usize) -> &'static AtomicU64 {
         self.0.word(self.1 + at)
@@ -984,6 +1152,112 @@ pub(crate) mod tests {
             assert!(segment.find(&key(inode)).is_none());
         }
         assert!((0..900).filter(|inode| inode % 2 == 1).all(|inode| segment.find(&key(inode)).is_some()));
+    }
+
+    /// Numbers from 40 on are left, as many as there is room for.
+    fn spare() -> Segment {
+        let segment = segment();
+        segment.leave_spares(|room| (40..).take(room).collect());
+        segment
+    }
+
+    #[test]
+    fn who_makes_a_file_has_its_lock_and_a_number_that_nobody_else_gets() {
+        let segment = spare();
+        let make = |inode, owner| segment.make_file(&key(inode), owner, 100, |_| true);
+        let made: Vec<(File, u32)> = (0..SPARES as u64)
+            .map(|inode| {
+                let file = make(inode, 9).expect("a number");
+                assert_eq!(
+                    (file.holder(), segment.find(&key(inode)).map(File::slot)),
+                    (9, Some(file.slot()))
+                );
+                assert!(file.is_unheard() && !file.is_absorbed(), "its maker has not logged it");
+                file.born(100, true, 40);
+                assert!(file.is_absorbed());
+                assert_eq!(segment.lacks_spares(), inode >= SPARES as u64 / 2);
+                file.unlock();
+                (file, file.id())
+            })
+            .collect();
+        let numbers: std::collections::BTreeSet<u32> = made.iter().map(|(_, id)| *id).collect();
+        assert_eq!(numbers, (40..40 + SPARES as u32).collect());
+        assert!(make(900, 9).is_none() && !segment.has_spares(), "there is none left");
+        segment.leave_spares(|_| panic!("the daemon has not heard of those that were made"));
+        let heard: Vec<(usize, u32)> = segment.made().iter().map(|(file, id)| (file.slot(), *id)).collect();
+        assert_eq!(heard, made.iter().map(|(file, id)| (file.slot(), *id)).collect::<Vec<_>>());
+        assert!(segment.made().is_empty() && !made[0].0.is_unheard());
+        segment.leave_spares(|room| (500..).take(room).collect());
+        assert_eq!(make(900, 9).map(File::id), Some(500));
+        segment.take_spares();
+        assert!(make(901, 9).is_none(), "the daemon ends");
+        assert_eq!(segment.made().len(), 1, "what was made is heard of all the same");
+    }
+
+    #[test]
+    fn a_file_has_one_place_whoever_makes_it() {
+        let segment = spare();
+        let insert = |inode| segment.insert(&key(inode), &FIRST);
+        let make = |inode| segment.make_file(&key(inode), 9, 100, |_| true);
+        assert!(insert(1).is_some() && make(1).is_none() && make(2).is_some() && insert(2).is_none());
+        assert!(
+            segment.make_file(&key(3), 9, 100, |_| false).is_none(),
+            "the log does not say what it means"
+        );
+        assert!(segment.find(&key(3)).is_none() && make(3).is_some());
+        for (file, _) in segment.made() {
+            file.break_lock(9);
+        }
+        // Makers and the daemon at a time: each finds what is there by its place.
+        let word = std::sync::atomic::AtomicU64::new(10);
+        std::thread::scope(|scope| {
+            for owner in 1..4 {
+                let word = &word;
+                scope.spawn(move || {
+                    for _ in 0..500 {
+                        let inode = word.fetch_add(1, Ordering::SeqCst);
+                        let slot = match owner {
+                            1 => segment.insert(&key(inode), &FIRST),
+                            _ => segment.make_file(&key(inode), owner, 100, |_| true).map(File::slot),
+                        };
+                        if let Some(slot) = slot {
+                            assert_eq!(segment.find(&key(inode)).map(File::slot), Some(slot));
+                            segment.file(slot).break_lock(owner);
+                        }
+                        if owner == 1 {
+                            let heard = segment.made();
+                            segment.leave_spares(|room| vec![7; room]);
+                            for slot in heard.iter().map(|(file, _)| file.slot()).chain(slot) {
+                                assert!(segment.file(slot).lock(DAEMON, 60_000), "its maker gives it back");
+                                while !segment.remove(slot) {
+                                    std::thread::yield_now();
+                                }
+                                segment.file(slot).unlock();
+                            }
+                        }
+                    }
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn who_dies_while_he_makes_a_file_has_made_none_and_keeps_no_number() {
+        let segment = spare();
+        let died = std::panic::catch_unwind(|| segment.make_file(&key(1), 9, 100, |_| panic!("killed")));
+        assert!(died.is_err() && segment.insert(&key(2), &FIRST).is_none(), "the places are his");
+        segment.places_left(8);
+        assert!(segment.insert(&key(2), &FIRST).is_none(), "he was somebody else");
+        segment.places_left(9);
+        assert!(segment.insert(&key(2), &FIRST).is_some() && segment.find(&key(1)).is_none());
+        // Later: the number is taken, and the file cannot be found.
+        let file = segment.make_file(&key(1), 9, 100, |_| true).expect("a number");
+        file.state().store(File::NONE, Ordering::SeqCst);
+        segment.word(TABLE).store(9, Ordering::SeqCst);
+        assert!(segment.made().is_empty());
+        segment.places_left(9);
+        assert_eq!((segment.made().len(), file.holder()), (0, 0));
+        assert_eq!(segment.make_file(&key(3), 7, 100, |_| true).map(File::id), Some(40), "it is free again");
     }
 
     #[test]
