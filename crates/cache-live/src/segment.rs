@@ -15,12 +15,18 @@
 //!
 //! | word | who changes it |
 //! |---|---|
-//! | key | the daemon alone, while nobody finds the slot |
+//! | key | who has the table's places to himself, while nobody finds the slot |
 //! | lock | whoever takes it; the daemon breaks that of a process that died |
 //! | marks | whoever changes the file without the lock, before and after: it is only counted up |
 //! | why | anybody, and bits are only added: for good |
 //! | exclusive | the daemon; anybody ends it |
 //! | all others | who has the lock |
+//!
+//! **Who makes a file** takes its place in the table himself, and one of the log's numbers that the daemon has left there for that ([`make_file`](Segment::make_file)): so nobody asks the daemon for a file that is gone a moment later. It
+//! [hears](Segment::made) of all of them at once, before it does anything that is about one. One at a time has the places to himself, from the look for one that is free until it can be found; for others
+//! that is no wait: a program asks the daemon instead, and where a program was stopped there the daemon says that it cannot. Who has died over it has made nothing ([`places_left`](Segment::places_left)).
+
+mod exclusive;
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt as _;
@@ -46,8 +52,14 @@ const CLIENTS_AT: usize = LEAKED_AT + LEAKED_WORDS;
 const CLIENT_WORDS: usize = 8;
 const FILES_AT: usize = CLIENTS_AT + CLIENTS * CLIENT_WORDS;
 const FILE_WORDS: usize = 32;
+/// How many numbers can be left for files that programs make.
+pub(crate) const SPARES: usize = 128;
+const SPARES_AT: usize = FILES_AT + FILES * FILE_WORDS;
+/// A number is free; or that of a file, in the slot that the word says above it.
+const FREE: u64 = 1 << 62;
+const MADE: u64 = 1 << 63;
 /// Words of a segment.
-pub(crate) const WORDS: usize = FILES_AT + FILES * FILE_WORDS;
+pub(crate) const WORDS: usize = SPARES_AT + SPARES;
 /// Bytes of it.
 pub(crate) const LEN: u64 = WORDS as u64 * 8;
 
@@ -131,6 +143,8 @@ pub(crate) enum Count {
     Waits = 12,
     /// Changes that could not be logged, as there was no room or the log had failed.
     Refused = 13,
+    /// Questions that the daemon was asked.
+    Questions = 14,
 }
 
 /// All that is shared. Copies are the same.
@@ -168,11 +182,16 @@ const LISTENS: usize = 27;
 const TURN: usize = 28;
 const SYNC_UPTO: usize = 29;
 /// How many files are exclusive; how often the daemon has begun or ended to look who has opened one, which is odd while it looks.
-const EXCLUSIVES: usize = 30;
-const LOOKS: usize = 31;
+const EXCLUSIVES: usize = 34;
+const DAEMON_LOOKS: usize = 31;
 /// How many files there were; how often somebody has changed the flags of a description.
 const STAMPS: usize = 32;
 const FLAGS: usize = 33;
+
+/// Who has the places of the table to himself.
+const TABLE: usize = 30;
+/// How often somebody looks whether he can have them.
+const LOOKS: u32 = 4000;
 
 /// Somebody has the turn.
 const TAKEN: u64 = 1;
@@ -391,11 +410,12 @@ impl Segment {
         self.word(LISTENS).store(listens.into(), Ordering::SeqCst);
     }
 
-    /// Whether nobody else is telling the daemon.
+    /// Whether the daemon is to be told: nobody has, since it had nothing to do. As long as it has, it looks for more by itself.
     pub(crate) fn kick(self) -> bool {
         self.word(KICKED).swap(1, Ordering::SeqCst) == 0
     }
 
+    /// The daemon has nothing to do but what it finds from now on; or could not be told.
     pub(crate) fn kicked(self) {
         self.word(KICKED).store(0, Ordering::SeqCst);
     }
@@ -510,58 +530,6 @@ impl Segment {
         self.is_quiet();
     }
 
-    /// How many files are exclusive.
-    pub(crate) fn exclusives(self) -> u64 {
-        self.word(EXCLUSIVES).load(Ordering::SeqCst)
-    }
-
-    /// The same, said: the daemon's alone.
-    pub(crate) fn set_exclusives(self, count: usize) {
-        self.word(EXCLUSIVES).store(count as u64, Ordering::SeqCst);
-    }
-
-    /// How often the daemon has begun, or ended, to look who has opened exclusive files: odd while it looks.
-    pub(crate) fn looks(self) -> u64 {
-        self.word(LOOKS).load(Ordering::SeqCst)
-    }
-
-    /// The daemon begins to look, or ends: what it has found is said in between.
-    pub(crate) fn look(self) {
-        self.word(LOOKS).fetch_add(1, Ordering::SeqCst);
-    }
-
-    /// How often somebody has changed flags of an open file.
-    pub(crate) fn flags_changed(self) -> u64 {
-        self.word(FLAGS).load(Ordering::SeqCst)
-    }
-
-    /// Somebody is about to.
-    pub(crate) fn change_flags(self) {
-        self.word(FLAGS).fetch_add(1, Ordering::SeqCst);
-    }
-
-    fn leaked_bit(self, key: &Key) -> (&'static AtomicU64, u64) {
-        let mixed = (key.inode ^ key.device.rotate_left(32) ^ key.born.rotate_left(17))
-            .wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let bit = (mixed >> 40) as usize % (LEAKED_WORDS * 64);
-        (self.word(LEAKED_AT + bit / 64), 1 << (bit % 64))
-    }
-
-    /// Somebody whose calls nobody sees may have a descriptor of ours that leads to this file: it is never exclusive, and a few others with it.
-    pub(crate) fn leak(self, key: &Key) {
-        let (word, bit) = self.leaked_bit(key);
-        word.fetch_or(bit, Ordering::SeqCst);
-        if let Some(file) = self.find(key) {
-            file.end_exclusive();
-        }
-    }
-
-    /// Whether somebody may.
-    pub(crate) fn is_leaked(self, key: &Key) -> bool {
-        let (word, bit) = self.leaked_bit(key);
-        word.load(Ordering::SeqCst) & bit != 0
-    }
-
     /// A file's place.
     pub(crate) fn file(self, slot: usize) -> File {
         File(self, FILES_AT + slot % FILES * FILE_WORDS)
@@ -580,42 +548,151 @@ impl Segment {
         None
     }
 
-    /// Makes a place for a file that has none: the daemon's alone. `None`: there is none left.
-    pub(crate) fn insert(self, key: &Key, first: &First) -> Option<usize> {
-        let mut places = (0..PROBES).map(|n| (key.place() + n) % FILES);
-        let slot = places.find(|slot| self.file(*slot).state().load(Ordering::SeqCst) != File::LIVE)?;
-        let file = self.file(slot);
-        for (at, value) in [(1, key.device), (2, key.inode), (3, key.born)] {
-            file.word(at).store(value, Ordering::SeqCst);
-        }
-        for at in 5..FILE_WORDS {
-            file.word(at).store(0, Ordering::SeqCst);
-        }
-        file.word(File::ID).store(first.id.into(), Ordering::SeqCst);
-        file.word(File::WHY).store(first.why, Ordering::SeqCst);
-        file.word(File::DUE).store(first.due, Ordering::SeqCst);
-        file.word(File::CHANGED).store(first.changed, Ordering::SeqCst);
-        // No two files have the same, also not those of two segments, whose names are random.
-        let stamp = self.name().wrapping_add(self.word(STAMPS).fetch_add(1, Ordering::SeqCst));
-        file.word(File::STAMP).store(stamp, Ordering::SeqCst);
-        file.state().store(File::LIVE, Ordering::SeqCst);
-        Some(slot)
+    /// Has the places of the table to itself for a moment. `None`: somebody else has, and does not go on.
+    fn with_places<T>(self, owner: u32, change: impl FnOnce() -> Option<T>) -> Option<T> {
+        let word = self.word(TABLE);
+        let is_mine = (0..LOOKS).any(|look| {
+            let taken = word.compare_exchange(0, owner.into(), Ordering::SeqCst, Ordering::SeqCst);
+            match look % 64 {
+                _ if taken.is_ok() => {}
+                63 => sys::yield_now(),
+                _ => std::hint::spin_loop(),
+            }
+            taken.is_ok()
+        });
+        let changed = is_mine.then(change)?;
+        word.store(0, Ordering::SeqCst);
+        changed
     }
 
-    /// Takes a file's place away: the daemon's alone, who has its lock. `false`: somebody has just said why it is not absorbed for good, and it
+    /// A place for a file that has none. `None`: it has one by now, or there is none left.
+    fn place_for(self, key: &Key) -> Option<File> {
+        let places = (0..PROBES).map(|n| self.file(key.place() + n));
+        let is_known = places.clone().any(|file| file.is_live() && file.is(key));
+        places.filter(|_| !is_known).find(|file| !file.is_live())
+    }
+
+    /// Makes a place for a file that has none: the daemon's alone. `None`: it has one by now, there is none left, or none to be had now.
+    pub(crate) fn insert(self, key: &Key, first: &First) -> Option<usize> {
+        self.with_places(DAEMON, || {
+            let file = self.place_for(key)?;
+            file.begin(key, first, true);
+            Some(file.slot())
+        })
+    }
+
+    /// Makes a place for a file that its maker has just made, who has its lock then, and gives it one of the numbers that the daemon has left. `name` says durably in the log what that number means, before anybody
+    /// can find the file. `None`: nothing was done, and the daemon is to be asked.
+    pub(crate) fn make_file(
+        self,
+        key: &Key,
+        owner: u32,
+        changed: u64,
+        name: impl FnOnce(u32) -> bool,
+    ) -> Option<File> {
+        self.with_places(owner, || {
+            let file = self.place_for(key)?;
+            let (at, free) = self.spares().find(|(_, word)| word & FREE != 0)?;
+            let id = free as u32;
+            if !name(id) || !file.lock(owner, 0) {
+                return None;
+            }
+            let made = MADE | (file.slot() as u64) << 32 | u64::from(id);
+            if at.compare_exchange(free, made, Ordering::SeqCst, Ordering::SeqCst).is_err() {
+                // The daemon ends.
+                file.unlock();
+                return None;
+            }
+            file.begin(key, &First { id, why: 0, due: 1, changed }, false);
+            Some(file)
+        })
+    }
+
+    fn spares(self) -> impl Iterator<Item = (&'static AtomicU64, u64)> {
+        (0..SPARES).map(move |n| {
+            let at = self.word(SPARES_AT + n);
+            (at, at.load(Ordering::SeqCst))
+        })
+    }
+
+    /// Leaves numbers for files that programs make, as many as `numbers` gives of those that there is room for, if half of them are gone: the daemon's alone.
+    pub(crate) fn leave_spares(self, numbers: impl FnOnce(usize) -> Vec<u32>) {
+        let room: Vec<&AtomicU64> =
+            self.spares().filter_map(|(at, word)| (word == 0).then_some(at)).collect();
+        if room.len() >= SPARES / 2 {
+            for (at, number) in room.iter().zip(numbers(room.len())) {
+                at.store(FREE | u64::from(number), Ordering::SeqCst);
+            }
+        }
+    }
+
+    /// Takes all of them back: no file is made any more but by who is at it.
+    pub(crate) fn take_spares(self) {
+        for (at, word) in self.spares().filter(|(_, word)| word & FREE != 0) {
+            let _ = at.compare_exchange(word, 0, Ordering::SeqCst, Ordering::SeqCst);
+        }
+    }
+
+    /// Whether there are any.
+    pub(crate) fn has_spares(self) -> bool {
+        self.spares().any(|(_, word)| word & FREE != 0)
+    }
+
+    /// Whether half of them are gone, and the daemon does not know.
+    pub(crate) fn lacks_spares(self) -> bool {
+        self.word(SPARES_AT + SPARES / 2).load(Ordering::SeqCst) & MADE != 0
+    }
+
+    /// The files that were made since this was asked last, and their numbers: the daemon's alone.
+    pub(crate) fn made(self) -> Vec<(File, u32)> {
+        let made = self.spares().filter(|(_, word)| word & MADE != 0).filter_map(|(at, word)| {
+            let (file, id) = (self.file((word >> 32) as usize % FILES), word as u32);
+            // If not, somebody is at it.
+            (file.is_live() && file.id() == id).then(|| {
+                at.store(0, Ordering::SeqCst);
+                file.set(File::UNHEARD, 0);
+                (file, id)
+            })
+        });
+        made.collect()
+    }
+
+    /// A process died. If it had the places to itself, the number that it had just taken is free again.
+    pub(crate) fn places_left(self, owner: u32) {
+        let word = self.word(TABLE);
+        if word.load(Ordering::SeqCst) != u64::from(owner) {
+            return;
+        }
+        for (at, word) in self.spares().filter(|(_, word)| word & MADE != 0) {
+            let (file, id) = (self.file((word >> 32) as usize % FILES), word as u32);
+            if !(file.is_live() && file.id() == id) {
+                at.store(FREE | u64::from(id), Ordering::SeqCst);
+            }
+        }
+        // The lock of a place that was not filled yet, too.
+        for slot in 0..FILES {
+            self.file(slot).break_lock(owner);
+        }
+        word.store(0, Ordering::SeqCst);
+    }
+
+    /// Takes a file's place away: the daemon's alone, who has its lock. `false`: somebody has just said why it is not absorbed for good, or is making a file, and it
     /// stays.
     pub(crate) fn remove(self, slot: usize) -> bool {
-        let file = self.file(slot);
-        let said = file.why();
-        file.state().store(File::GONE, Ordering::SeqCst);
-        if file.why() != said {
-            file.state().store(File::LIVE, Ordering::SeqCst);
-            return false;
-        }
-        if self.file(slot + 1).state().load(Ordering::SeqCst) == File::NONE {
-            file.state().store(File::NONE, Ordering::SeqCst);
-        }
-        true
+        let removed = self.with_places(DAEMON, || {
+            let file = self.file(slot);
+            let said = file.why();
+            file.state().store(File::GONE, Ordering::SeqCst);
+            if file.why() != said {
+                file.state().store(File::LIVE, Ordering::SeqCst);
+                return None;
+            }
+            if self.file(slot + 1).state().load(Ordering::SeqCst) == File::NONE {
+                file.state().store(File::NONE, Ordering::SeqCst);
+            }
+            Some(())
+        });
+        removed.is_some()
     }
 }
 
@@ -655,8 +732,6 @@ impl File {
     const NONE: u64 = 0;
     const LIVE: u64 = 1;
     const GONE: u64 = 2;
-    const YES: u64 = 1;
-    const DOUBTED: u64 = 2;
 
     const LOCK: usize = 4;
     const ID: usize = 5;
@@ -673,12 +748,48 @@ impl File {
     const NAMELESS: usize = 16;
     const WITNESSED: usize = 17;
     const SETTLED: usize = 18;
-    const EXCLUSIVE: usize = 19;
-    const SIZE: usize = 20;
-    const TIME: usize = 21;
-    const TRIED: usize = 22;
+    /// A program has made it, and the daemon has not heard of it.
+    const UNHEARD: usize = 19;
+    /// Times tell files apart that have the same inode one after the other.
+    const FINE: usize = 20;
     const STAMP: usize = 23;
-    const LOOKED: usize = 24;
+
+    /// Fills its place, for who has the places to himself; from then on it is found. `is_heard`: by the daemon.
+    fn begin(self, key: &Key, first: &First, is_heard: bool) {
+        for (at, value) in [(1, key.device), (2, key.inode), (3, key.born)] {
+            self.set(at, value);
+        }
+        (5..FILE_WORDS).for_each(|at| self.set(at, 0));
+        self.set(Self::ID, first.id.into());
+        self.set(Self::WHY, first.why);
+        self.set(Self::DUE, first.due);
+        self.set(Self::CHANGED, first.changed);
+        self.set(Self::UNHEARD, (!is_heard).into());
+        // No two files have the same, also not those of two segments, whose names are random.
+        let stamp = self.0.name().wrapping_add(self.0.word(STAMPS).fetch_add(1, Ordering::SeqCst));
+        self.set(Self::STAMP, stamp);
+        self.state().store(Self::LIVE, Ordering::SeqCst);
+    }
+
+    /// Which of all slots it is.
+    pub(crate) const fn slot(self) -> usize {
+        (self.1 - FILES_AT) / FILE_WORDS
+    }
+
+    /// No inode in this directory has the time of birth of one before it.
+    pub(crate) fn set_fine(self) {
+        self.set(Self::FINE, 1);
+    }
+
+    /// Whether the daemon has said so.
+    pub(crate) fn is_fine(self) -> bool {
+        self.get(Self::FINE) != 0
+    }
+
+    /// Whether the daemon has not heard of it yet.
+    pub(crate) fn is_unheard(self) -> bool {
+        self.get(Self::UNHEARD) != 0
+    }
 
     fn word(self, at: usize) -> &'static AtomicU64 {
         self.0.word(self.1 + at)
@@ -858,11 +969,6 @@ impl File {
         self.set(Self::SETTLED, upto);
     }
 
-    /// Its place among files, for [`Segment::file`].
-    pub(crate) const fn slot(self) -> usize {
-        (self.1 - FILES_AT) / FILE_WORDS
-    }
-
     /// Its number in the log, if it has one.
     pub(crate) fn number(self) -> Option<u32> {
         u32::try_from(self.get(Self::ID)).ok().filter(|id| *id != u32::MAX)
@@ -902,96 +1008,6 @@ impl File {
     /// The log has a time of the file durably.
     pub(crate) fn witness(self, time: u64) {
         self.word(Self::WITNESSED).fetch_max(time, Ordering::SeqCst);
-    }
-
-    /// Whether nobody but programs of ours has it open.
-    pub(crate) fn is_exclusive(self) -> bool {
-        self.get(Self::EXCLUSIVE) == Self::YES
-    }
-
-    /// Whether it was exclusive, and somebody has opened it since, maybe only to read it.
-    pub(crate) fn is_doubted(self) -> bool {
-        self.get(Self::EXCLUSIVE) == Self::DOUBTED
-    }
-
-    /// Nobody but programs of ours has it open: the daemon says so, and who has its lock [says](Self::left) how it is then.
-    pub(crate) fn begin_exclusive(self) {
-        self.set(Self::EXCLUSIVE, Self::YES);
-    }
-
-    /// Somebody else has opened it.
-    pub(crate) fn doubt_exclusive(self) {
-        let word = self.word(Self::EXCLUSIVE);
-        let _ = word.compare_exchange(Self::YES, Self::DOUBTED, Ordering::SeqCst, Ordering::SeqCst);
-    }
-
-    /// He has not written to it, and has closed it, or cannot.
-    pub(crate) fn prove_exclusive(self) {
-        let word = self.word(Self::EXCLUSIVE);
-        let _ = word.compare_exchange(Self::DOUBTED, Self::YES, Ordering::SeqCst, Ordering::SeqCst);
-    }
-
-    /// The only description that led to an exclusive file is closed: it is one as any other, if it is as we left it. The daemon's alone.
-    pub(crate) fn close_exclusive(self, found: &sys::Stat) {
-        if !self.lock(DAEMON, 0) {
-            return;
-        }
-        if self.is_exclusive() && found.size == self.size() && found.changed <= self.time() {
-            self.set_changed(found.changed);
-            let word = self.word(Self::EXCLUSIVE);
-            let _ = word.compare_exchange(Self::YES, 0, Ordering::SeqCst, Ordering::SeqCst);
-        }
-        self.unlock();
-    }
-
-    /// Somebody else may have changed it.
-    pub(crate) fn end_exclusive(self) {
-        if self.word(Self::EXCLUSIVE).swap(0, Ordering::SeqCst) != 0 {
-            // The time that was noted last is that of long ago.
-            self.mark();
-        }
-    }
-
-    /// How long an exclusive file is behind its last change, and when that was at the latest.
-    pub(crate) fn left(self, size: u64, time: u64) {
-        self.set(Self::SIZE, size);
-        self.set(Self::TIME, time);
-    }
-
-    /// How long an exclusive file is.
-    pub(crate) fn size(self) -> u64 {
-        self.get(Self::SIZE)
-    }
-
-    /// When an exclusive file was changed last, at the latest.
-    pub(crate) fn time(self) -> u64 {
-        self.get(Self::TIME)
-    }
-
-    /// What no other file has.
-    pub(crate) fn stamp(self) -> u64 {
-        self.get(Self::STAMP)
-    }
-
-    /// When its time and its length were looked at last.
-    pub(crate) fn looked(self) -> u64 {
-        self.get(Self::LOOKED)
-    }
-
-    /// They were looked at.
-    pub(crate) fn look(self, now: u64) {
-        self.set(Self::LOOKED, now);
-    }
-
-    /// Counts a sync that was absorbed. Whether it is worth asking for an exclusive file now: after some, and after twice as many each time, whatever came of it.
-    pub(crate) fn is_to_try(self) -> bool {
-        const FIRST: u64 = 8;
-        const MOST: u64 = 16;
-        let tried = self.get(Self::TRIED);
-        let (times, count) = (tried >> 32, (tried & 0xffff_ffff) + 1);
-        let is_due = count >= FIRST << times.min(MOST);
-        self.set(Self::TRIED, if is_due { (times.min(MOST) + 1) << 32 } else { times << 32 | count });
-        is_due
     }
 
     /// How it stands, for [`synced`](Self::synced).

@@ -148,6 +148,8 @@ pub struct Cleaner {
     options: Options,
     /// Whether the entries are a recovery's, which moves the tail itself at its end.
     replays: bool,
+    /// Whether what an entry says was carried out by who logged it.
+    applied: bool,
     /// Where the next entry is looked for.
     next: u64,
     /// Entries below are free.
@@ -173,6 +175,7 @@ impl Cleaner {
         Self {
             options,
             replays: false,
+            applied: false,
             next: tail,
             tail,
             wanted: 0,
@@ -185,6 +188,12 @@ impl Cleaner {
             stopped: None,
             retries: false,
         }
+    }
+
+    /// The same, where whoever logs a change has carried it out: none is asked to be.
+    #[must_use]
+    pub fn of_what_was_done(self) -> Self {
+        Self { applied: true, ..self }
     }
 
     /// One that carries out what a recovery hands it.
@@ -301,7 +310,7 @@ impl Cleaner {
                     self.stage = if self.replays { Stage::Apply(0) } else { Stage::Persist };
                 }
                 Stage::Apply(next) => match self.batch.get(next) {
-                    Some(work) if work.is_nothing() => self.stage = Stage::Apply(next + 1),
+                    Some(work) if self.applied || work.is_nothing() => self.stage = Stage::Apply(next + 1),
                     Some(work) => {
                         let entry = work.entry;
                         let waits = self.running.values().any(|(_, n)| work.overlaps(&self.batch[*n]));

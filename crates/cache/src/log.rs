@@ -33,6 +33,7 @@ use crate::entry::{
 use crate::format::{Layout, OpenError, Promise, Record};
 use crate::op::Op;
 use crate::read::{self, Damage, Entry};
+use crate::table::{FileId, Identity, TableError};
 use crate::words::{Word, Words};
 
 /// `FALLOC_FL_COLLAPSE_RANGE` and `FALLOC_FL_INSERT_RANGE`.
@@ -595,6 +596,19 @@ impl<M: Medium, W: Words> Log<M, W> {
         }
         self.put_header(&Header::hole(first, claim, self.words.load(Word::Durable)));
         self.commit(&Reserved { first, count: 1, owner: claim.owner }).map(|()| true)
+    }
+
+    /// Says durably which file a [spare](crate::table::FileTable::spares) number means, that was given to the caller alone. No entry names it before this returns.
+    ///
+    /// # Errors
+    /// The path or the handle is too long, or the medium failed.
+    pub fn name(&self, file: FileId, identity: &Identity) -> Result<(), TableError> {
+        identity.store(&self.medium, &self.layout, file)
+    }
+
+    /// Which file a number means. `None`: none, or somebody is about to say where it is by now.
+    pub fn identity(&self, file: FileId) -> Option<Identity> {
+        Identity::read(&self.medium, &self.layout, file)
     }
 
     /// Says durably that all entries below are in their files. It is the cleaner's alone, and comes before [`free`](Self::free).

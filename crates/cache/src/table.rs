@@ -7,6 +7,9 @@
 //! **Where a sync is long** ([`durable_with_entries`](FileTable::durable_with_entries)) nobody waits for a slot: the sync that makes an entry durable makes its slot durable as well, which was
 //! written before. An entry that nobody was promised may then be there without it, and the slot must not say that it is about another file: so each slot is blank,
 //! durably, before it is used again, and many of them are made so by one sync.
+//!
+//! **Spare numbers** ([`spares`](FileTable::spares)) are for who makes a file and asks nobody: he writes the slot himself ([`Log::name`](crate::log::Log::name)), durably, before his first entry names it, and whoever
+//! hands out numbers [takes note](FileTable::adopt) of it later. A spare number is in use from the moment when it was given away, so nothing else is to be known of it before: the rule above is kept by who writes.
 
 use std::fmt;
 use std::io;
@@ -42,7 +45,7 @@ impl fmt::Display for FileId {
 }
 
 /// What a file is known by, as no other file of this machine ever is: an inode's number alone is used again.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Identity {
     /// The device of its file system.
     pub device: u64,
@@ -73,6 +76,27 @@ impl Identity {
     #[must_use]
     pub fn shown(&self) -> String {
         printable(&self.path)
+    }
+
+    /// Whether a log's slots have room for it.
+    fn fit(&self, layout: &Layout) -> Result<(), TableError> {
+        let max = layout.geometry.path_max;
+        if self.path.len() > max as usize || self.handle.len() > HANDLE_MAX {
+            return Err(TableError::TooLong { path: self.shown(), max });
+        }
+        Ok(())
+    }
+
+    /// Writes the slot of a [spare](FileTable::spares) number, durably.
+    pub(crate) fn store(
+        &self,
+        medium: &impl Medium,
+        layout: &Layout,
+        file: FileId,
+    ) -> Result<(), TableError> {
+        self.fit(layout)?;
+        medium.write_nt(layout.file(file), &self.emit(layout, file));
+        Ok(medium.psync()?)
     }
 
     fn emit(&self, layout: &Layout, file: FileId) -> Vec<u8> {
@@ -227,10 +251,7 @@ impl<M: Medium> FileTable<M> {
     /// # Errors
     /// All numbers are in use, the path or the handle is too long, or the medium failed.
     pub fn register(&mut self, identity: &Identity, tail: u64) -> Result<FileId, TableError> {
-        let geometry = self.layout.geometry;
-        if identity.path.len() > geometry.path_max as usize || identity.handle.len() > HANDLE_MAX {
-            return Err(TableError::TooLong { path: identity.shown(), max: geometry.path_max });
-        }
+        identity.fit(&self.layout)?;
         // Also a number that is in use no more but for entries: one file never has two, as what overlaps is told by them.
         let known =
             |used: &Option<Use>| used.as_ref().is_some_and(|used| used.identity.is_same_file(identity));
@@ -243,7 +264,7 @@ impl<M: Medium> FileTable<M> {
             }
         }
         let file = if self.blank.is_some() { self.take_blank(tail)? } else { self.free(tail).next() };
-        let file = file.ok_or(TableError::Full { files: geometry.files })?;
+        let file = file.ok_or(TableError::Full { files: self.layout.geometry.files })?;
         self.medium.write_nt(self.layout.file(file), &identity.emit(&self.layout, file));
         if self.blank.is_none() {
             self.medium.psync()?;
@@ -276,17 +297,32 @@ impl<M: Medium> FileTable<M> {
         Ok(self.blank.as_mut().and_then(Vec::pop))
     }
 
+    /// Numbers that are in use from now on, for files that others make: so many at most. None where [slots are durable with entries](Self::durable_with_entries), as who writes one would have to
+    /// find it blank.
+    pub fn spares(&mut self, tail: u64, count: usize) -> Vec<FileId> {
+        let count = if self.blank.is_some() { 0 } else { count };
+        let spares: Vec<FileId> = self.free(tail).take(count).collect();
+        for file in &spares {
+            self.uses[file.0 as usize] = Some(Use { identity: Identity::default(), until: None });
+        }
+        spares
+    }
+
+    /// Takes note of the file that somebody has given a spare number. `None`: its slot is not whole.
+    pub fn adopt(&mut self, file: FileId) -> Option<Identity> {
+        let used = self.uses.get_mut(file.0 as usize)?.as_mut()?;
+        used.identity = Identity::read(&self.medium, &self.layout, file)?;
+        Some(used.identity.clone())
+    }
+
     /// Says where a file is by now, durably. No entry at or above the persistent tail names it, and none does before this returns.
     ///
     /// # Errors
     /// The path is too long, and the one that it had stays; or the medium failed.
     pub fn renew(&mut self, file: FileId, path: &[u8]) -> Result<(), TableError> {
-        let max = self.layout.geometry.path_max;
         let Some(Some(used)) = self.uses.get_mut(file.0 as usize) else { return Ok(()) };
         let identity = Identity { path: path.to_vec(), ..used.identity.clone() };
-        if path.len() > max as usize {
-            return Err(TableError::TooLong { path: identity.shown(), max });
-        }
+        identity.fit(&self.layout)?;
         self.medium.write_nt(self.layout.file(file), &identity.emit(&self.layout, file));
         self.medium.psync()?;
         used.identity = identity;

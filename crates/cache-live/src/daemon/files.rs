@@ -1,13 +1,18 @@
 //! The files and directories of the table: each with a descriptor of the daemon's own, by which it is synced, and a number in the log.
 //!
 //! The descriptor that a program sends is not kept: it would keep the program's `flock`, and its position. The file is opened anew, for reading.
+//!
+//! **What programs have made** and have given numbers to themselves ([`Segment::make_file`]) is [heard of](Files::hear) later, and opened by its path. Until then nothing keeps its inode from being another file's when it has lost its name, so that
+//! is only done where [times](has_fine_times) tell the two apart: what the log has of the one is never found to be about the other. One that has lost its name by then, as the log says, is nobody's to sync. Where
+//! somebody who does not use the cache has given the name to something else, or moved it, it is synced with all of its file system.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
 use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
@@ -35,8 +40,10 @@ struct Held {
     /// What keeps its path from the cache, if something does.
     rule: Option<String>,
     id: Option<FileId>,
-    /// None of one that is never absorbed.
+    /// None of one that is never absorbed, or was not found when it was heard of.
     own: Option<File>,
+    /// Then, something of its file system.
+    system: Option<File>,
     watch: Option<i32>,
     is_directory: bool,
     /// How long it was when it had no name any more.
@@ -63,6 +70,39 @@ fn leave_traces(own: &File, path: &Path) {
     directory.into_iter().for_each(|directory| sys::leave_trace(directory.as_raw_fd()));
 }
 
+/// Opens a file for reading, if it is at a path.
+fn open_there(path: &Path, key: &segment::Key) -> Option<File> {
+    let open = |path: &Path, flags| File::options().read(true).custom_flags(flags).open(path).ok();
+    // Whatever else is there is not opened.
+    let place = open(path, libc::O_PATH | libc::O_NOFOLLOW)?;
+    let is_it = Stat::of(place.as_raw_fd()).is_ok_and(|stat| stat.key == *key);
+    let this = format!("/proc/self/fd/{}", place.as_raw_fd());
+    is_it.then(|| open(Path::new(&this), libc::O_NONBLOCK)).flatten()
+}
+
+/// Whether two changes never have the same time if somebody has looked in between; and so an inode that is used again, whose time somebody has looked at before it lost its name, is never born when it was before. That is so from Linux 6.13 on,
+/// where the file system takes part.
+fn has_fine_times(own: &File) -> bool {
+    const SINCE: [u32; 2] = [6, 13];
+    /// `EXT4_SUPER_MAGIC`, `XFS_SUPER_MAGIC`, `BTRFS_SUPER_MAGIC`.
+    const TAKE_PART: [u64; 3] = [0xef53, 0x5846_5342, 0x9123_683e];
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let mut version = release.split(['.', '-']).map(|number| number.trim().parse().unwrap_or(0));
+    let is_new = [(); 2].map(|()| version.next().unwrap_or(0)) >= SINCE;
+    is_new
+        && rustix::fs::fstatfs(own)
+            .is_ok_and(|found| TAKE_PART.contains(&(found.f_type as u64 & 0xffff_ffff)))
+}
+
+/// A descriptor to sync a file by.
+#[derive(Debug)]
+pub(super) enum ToSync {
+    /// By this the file alone is synced.
+    File(OwnedFd),
+    /// All of its file system.
+    System(OwnedFd),
+}
+
 /// All of them.
 #[derive(Debug)]
 pub(super) struct Files {
@@ -79,6 +119,10 @@ pub(super) struct Files {
     exclusive: BTreeMap<Marked, usize>,
     /// Files that somebody may still log changes of, after that was ended.
     ending: Vec<usize>,
+    /// It was, for good.
+    ended: bool,
+    /// How many numbers are left for files that programs make.
+    spares: usize,
     /// Directories that may be elsewhere by now.
     moved: BTreeSet<usize>,
     /// Files that were taken into the table, for who keeps images of them, if somebody does.
@@ -99,6 +143,7 @@ impl Files {
         table: FileTable<Region>,
         paths: Paths,
         log: PathBuf,
+        spares: usize,
     ) -> io::Result<Self> {
         let inotify = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK)?;
         Ok(Self {
@@ -113,6 +158,8 @@ impl Files {
             openers: sys::openers().ok(),
             exclusive: BTreeMap::new(),
             ending: Vec::new(),
+            ended: false,
+            spares,
             moved: BTreeSet::new(),
             fresh: segment.keeps_images().then(Vec::new),
         })
@@ -133,8 +180,9 @@ impl Files {
         if !sys::is_on_disk(fd.as_raw_fd()) {
             return Err(libc::EOPNOTSUPP);
         }
-        let known = self.held.keys().copied().find(|slot| self.segment.file(*slot).key() == stat.key);
-        if let Some(slot) = known {
+        self.hear();
+        let known = self.segment.find(&stat.key).map(segment::File::slot);
+        if let Some(slot) = known.filter(|slot| self.held.contains_key(slot)) {
             if why != 0 {
                 self.segment.file(slot).refuse(why);
             }
@@ -202,16 +250,104 @@ impl Files {
         });
         let Some(slot) = place else {
             id.into_iter().for_each(|id| self.table.release(id, head));
-            return Err(libc::ENOSPC);
+            // Its maker was quicker.
+            let is_known = self.segment.find(&stat.key).is_some();
+            return Err(if is_known { libc::EAGAIN } else { libc::ENOSPC });
         };
-        let flags = inotify::WatchFlags::ATTRIB | inotify::WatchFlags::MOVE_SELF;
-        let watch = own.as_ref().and_then(|_| inotify::add_watch(&self.inotify, this.as_str(), flags).ok());
-        self.watches.extend(watch.map(|watch| (watch, slot)));
-        self.by_id.extend(id.map(|id| (id, slot)));
         let is_directory = stat.is_directory();
-        let held = Held { path, rule, id, own, watch, is_directory, unlinked: None, marked: None };
-        self.held.insert(slot, held);
+        if is_directory && own.as_ref().is_some_and(has_fine_times) {
+            self.segment.file(slot).set_fine();
+        }
+        self.hold(
+            slot,
+            Held {
+                path,
+                rule,
+                id,
+                own,
+                system: None,
+                watch: None,
+                is_directory,
+                unlinked: None,
+                marked: None,
+            },
+        );
         Ok(slot)
+    }
+
+    /// Has a file in the table from now on.
+    fn hold(&mut self, slot: usize, held: Held) {
+        // Of a directory the first would be told of each file in it.
+        let attributes =
+            if held.is_directory { inotify::WatchFlags::empty() } else { inotify::WatchFlags::ATTRIB };
+        let flags = attributes | inotify::WatchFlags::MOVE_SELF;
+        let watch = held.own.as_ref().and_then(|own| {
+            let this = format!("/proc/self/fd/{}", own.as_raw_fd());
+            inotify::add_watch(&self.inotify, this.as_str(), flags).ok()
+        });
+        self.watches.extend(watch.map(|watch| (watch, slot)));
+        self.by_id.extend(held.id.map(|id| (id, slot)));
+        self.held.insert(slot, Held { watch, ..held });
+    }
+
+    /// Takes the files into the table that programs have made, and given numbers to.
+    pub(super) fn hear(&mut self) {
+        for (file, number) in self.segment.made() {
+            let (slot, id, key) = (file.slot(), FileId(number), file.key());
+            if self.held.contains_key(&slot) || self.by_id.contains_key(&id) {
+                // No program of ours says that of a file.
+                continue;
+            }
+            let identity = self.table.adopt(id);
+            if self.ended {
+                file.refuse(why::ENDED);
+                self.ending.push(slot);
+            } else if identity.is_none() {
+                file.refuse(why::UNREADABLE);
+            }
+            let path =
+                PathBuf::from(OsString::from_vec(identity.map(|found| found.path).unwrap_or_default()));
+            let is_named = file.nameless() == 0;
+            let own = is_named.then(|| open_there(&path, &key)).flatten();
+            let system = (is_named && own.is_none()).then(|| self.system_of(&path, &key)).flatten();
+            // It is forgotten when all of it is in the file, and comes in again when somebody syncs it.
+            let unlinked = own.is_none().then_some(0);
+            let (id, rule, is_directory) = (Some(id), None, false);
+            self.hold(
+                slot,
+                Held { path, rule, id, own, system, watch: None, is_directory, unlinked, marked: None },
+            );
+        }
+    }
+
+    /// Leaves numbers for files that programs make.
+    pub(super) fn leave_spares(&mut self, tail: u64) {
+        if self.spares > 0 && !self.ended {
+            let (table, most) = (&mut self.table, self.spares);
+            self.segment.leave_spares(|room| {
+                let count = room.min((most + room).saturating_sub(segment::SPARES));
+                table.spares(tail, count).into_iter().map(|file| file.0).collect()
+            });
+        }
+    }
+
+    /// Something of the file system that a file is on which was not found where it was made: its directory, which is held since before that, or any other.
+    fn system_of(&self, path: &Path, key: &segment::Key) -> Option<File> {
+        let mut found = None;
+        for (slot, held) in &self.held {
+            let Some(own) = &held.own else { continue };
+            if self.segment.file(*slot).key().device != key.device {
+                continue;
+            }
+            let is_parent = path.parent().is_some_and(|parent| held.path.as_path() == parent);
+            if is_parent || found.is_none() {
+                found = Some(own);
+            }
+            if is_parent {
+                break;
+            }
+        }
+        found.and_then(|own| own.try_clone().ok())
     }
 
     /// What can be read when somebody has opened an exclusive file, where the kernel tells that.
@@ -529,14 +665,22 @@ impl Files {
         let said = self.segment.file(*slot).nameless();
         let own = self.held.get(slot).and_then(|held| held.own.as_ref());
         (1..=durable).contains(&said)
-            && own.is_some_and(|own| Stat::of(own.as_raw_fd()).is_ok_and(|stat| stat.links == 0))
+            && own.is_none_or(|own| Stat::of(own.as_raw_fd()).is_ok_and(|stat| stat.links == 0))
+    }
+
+    /// Whether a number is known.
+    pub(super) fn knows(&self, id: FileId) -> bool {
+        self.by_id.contains_key(&id)
     }
 
     /// A descriptor to sync a file by, and its slot.
-    pub(super) fn to_sync(&self, id: FileId) -> Option<(usize, io::Result<OwnedFd>)> {
+    pub(super) fn to_sync(&self, id: FileId) -> Option<(usize, io::Result<ToSync>)> {
         let slot = *self.by_id.get(&id)?;
-        let own = self.held.get(&slot)?.own.as_ref()?;
-        Some((slot, own.try_clone().map(OwnedFd::from)))
+        let held = self.held.get(&slot)?;
+        let own = |own: &File| own.try_clone().map(OwnedFd::from);
+        let by_itself = held.own.as_ref().map(|file| own(file).map(ToSync::File));
+        let with_all = || held.system.as_ref().map(|system| own(system).map(ToSync::System));
+        Some((slot, by_itself.or_else(with_all)?))
     }
 
     /// A descriptor to sync each file by that may have something in the log.
@@ -546,8 +690,12 @@ impl Files {
             // There are too many: then it is done here.
             Err(_) => own.sync_all().err().map(Err),
         };
-        let held = self.held.values();
-        held.filter_map(|held| Some((held.path.clone(), held.own.as_ref().and_then(own)?))).collect()
+        let system = |system: &File| rustix::fs::syncfs(system).err().map(|why| Err(io::Error::from(why)));
+        let held = self.held.values().filter_map(|held| {
+            let found = held.own.as_ref().map_or_else(|| held.system.as_ref().and_then(system), own)?;
+            Some((held.path.clone(), found))
+        });
+        held.collect()
     }
 
     /// A sync of a file has failed: nobody relies on what its page cache has.
@@ -562,19 +710,25 @@ impl Files {
     }
 
     /// A process died: what it had locked is free, and marked. Whether it had something.
-    pub(super) fn owner_died(&self, owner: u32) -> bool {
-        let broken = self.held.keys().filter(|slot| self.segment.file(**slot).break_lock(owner));
-        broken.count() > 0
+    pub(super) fn owner_died(&mut self, owner: u32) -> bool {
+        self.hear();
+        let broken = self.held.keys().filter(|slot| self.segment.file(**slot).break_lock(owner)).count();
+        self.segment.places_left(owner);
+        broken > 0
     }
 
     /// From now on nothing of any file is logged, but by who is at it already.
     pub(super) fn end(&mut self) {
+        self.ended = true;
+        self.segment.take_spares();
+        self.hear();
         self.held.keys().for_each(|slot| self.segment.file(*slot).refuse(why::ENDED));
         self.hush();
     }
 
     /// The same was said in another way, of all files.
     pub(super) fn hush(&mut self) {
+        self.hear();
         self.ending = self.held.keys().copied().collect();
     }
 
@@ -582,6 +736,8 @@ impl Files {
     pub(super) fn is_still(&mut self) -> bool {
         let segment = self.segment;
         self.ending.retain(|slot| segment.file(*slot).holder() != 0);
+        // Who had the lock of a directory may have made one there.
+        self.hear();
         self.ending.is_empty()
     }
 

@@ -64,6 +64,8 @@ const ENTRIES: u64 = (128 << 20) / (4096 + 64);
 const AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
 /// So many have connected and asked nothing yet, or wait for an answer.
 const ASKING: usize = 512;
+/// So many questions are answered before anything else is done again.
+const AT_ONCE: usize = 32;
 /// Files that a status lists, and about how many bytes of them: it is one message.
 const LISTED: usize = 200;
 const LISTED_MAX: usize = 64 << 10;
@@ -272,6 +274,8 @@ struct Daemon {
     copying: Option<Copying>,
     worker: Worker,
     cleaner: Cleaner,
+    /// So many entries begin a batch.
+    batch: u64,
     files: Files,
     joined: BTreeMap<u32, Joined>,
     numbers: Numbers,
@@ -369,7 +373,8 @@ impl Daemon {
         let batch = options.batch.unwrap_or(usual.batch).max(1);
         segment.make(random[3] | 1, batch);
         let cleaning = cleaner::Options { batch, low: usual.low.max(batch) };
-        let cleaner = Cleaner::new(cleaning, log.tail());
+        // The page cache has it, names too.
+        let cleaner = Cleaner::new(cleaning, log.tail()).of_what_was_done();
         let table = FileTable::empty(region.clone(), *log.layout());
         // A sync of the log that comes behind an entry comes behind the slots that it names.
         let table = if promise == Promise::AtSync { table.durable_with_entries() } else { table };
@@ -379,7 +384,13 @@ impl Daemon {
         if options.strict {
             segment.be_strict();
         }
-        let files = Files::new(segment, table, options.paths.clone(), path.clone());
+        // Programs number files themselves where nobody else has to see them first: whether their paths are wanted, or to copy what they are; nor to find a number blank.
+        let is_free = promise == Promise::AtReturn
+            && options.copies.is_none()
+            && options.paths.include.is_empty()
+            && options.paths.exclude.is_empty();
+        let spares = if is_free { segment::SPARES.min(log.layout().geometry.files as usize / 8) } else { 0 };
+        let files = Files::new(segment, table, options.paths.clone(), path.clone(), spares);
         let files = files.map_err(system("inotify"))?;
         let log = Arc::new(log);
         let copying = options.copies.as_ref().map(|copies| Copying::start(copies, log.clone(), segment));
@@ -413,6 +424,7 @@ impl Daemon {
             copying,
             worker,
             cleaner,
+            batch,
             files,
             joined: BTreeMap::new(),
             numbers: Numbers::new(),
@@ -434,11 +446,12 @@ impl Daemon {
 
     fn run(&mut self, stop: BorrowedFd<'_>, listener: &OwnedFd) -> Result<(), DaemonError> {
         loop {
-            let due = self.look_for_old();
+            self.drain_old();
             self.pump();
             if self.has_ended()? {
                 return Ok(());
             }
+            let due = self.look_for_new();
             let wanted = !self.draining.is_empty() || !self.freezing.is_empty() || self.ending.is_some();
             let again = (self.waits && wanted && self.failed.is_none()).then_some(AGAIN);
             let timeout = again.or_else(|| due.and_then(|due| Timespec::try_from(due).ok()));
@@ -465,13 +478,19 @@ impl Daemon {
         }
     }
 
-    /// Has what has lain in the log for long enough drained. In how long there is something to be looked for again, if there is anything in the log; if not, whoever changes something next says so.
-    fn look_for_old(&mut self) -> Option<Duration> {
-        let after = self.drain_after.filter(|_| self.failed.is_none())?;
+    /// Has what has lain in the log for long enough drained.
+    fn drain_old(&mut self) {
         let now = sys::monotonic();
         if let Some((_, upto)) = self.due.take_if(|(until, _)| now >= *until) {
             self.cleaner.drain_to(upto);
         }
+    }
+
+    /// In how long there is something to be drained, if there is anything in the log; if not, whoever changes something next says so. It comes behind a look at the log: who was not to tell
+    /// of what he has changed before that is seen here.
+    fn look_for_new(&mut self) -> Option<Duration> {
+        let after = self.drain_after.filter(|_| self.failed.is_none())?;
+        let now = sys::monotonic();
         if self.due.is_none() {
             self.segment.listen(true);
             // Who has changed something before that may not have seen it.
@@ -543,20 +562,28 @@ impl Daemon {
 
     fn accept(&mut self, listener: &OwnedFd) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        while let Ok(connection) = rustix::net::accept_with(listener, flags) {
+        // Who comes behind so many is answered when the log was looked after.
+        for _ in 0..AT_ONCE {
+            let Ok(connection) = rustix::net::accept_with(listener, flags) else { return };
             let peer = rustix::net::sockopt::socket_peercred(&connection);
             let own = peer.is_ok_and(|peer| peer.uid == rustix::process::geteuid());
             if own && self.asking.len() + self.draining.len() + self.freezing.len() < ASKING {
-                self.asking.push(connection);
+                // Most have asked by now.
+                self.asked(connection);
             }
         }
     }
 
-    /// Answers a question.
+    /// Answers a question, or waits for it.
     fn asked(&mut self, connection: OwnedFd) {
         let mut bytes = [0; wire::LEN + 1];
-        let Ok((len, fds)) = sys::receive_owned(connection.as_fd(), &mut bytes) else { return };
+        let (len, fds) = match sys::receive_owned(connection.as_fd(), &mut bytes) {
+            Ok(received) => received,
+            Err(libc::EAGAIN) => return self.asking.push(connection),
+            Err(_) => return,
+        };
         let Some(question) = Question::parse(&bytes[..len.min(bytes.len())]) else { return };
+        self.segment.count(Count::Questions, 1);
         let about_us = question.segment == self.segment.name();
         let ok = |values| Answer { error: 0, values };
         let refused = |error| Answer { error, ..Answer::default() };
@@ -591,10 +618,8 @@ impl Daemon {
                 self.files.look_for_openers(None);
                 return self.openers_answered(&connection, question.about, &Ok(()));
             }
-            Kind::Kick if about_us => {
-                self.segment.kicked();
-                nothing
-            }
+            // What there is to be done is looked for in any case.
+            Kind::Kick if about_us => nothing,
             // A command asks for all that there is, and knows no segment.
             Kind::Drain if about_us || question.segment == 0 => {
                 let upto = question.about.min(self.log.head());
@@ -604,6 +629,7 @@ impl Daemon {
             }
             Kind::Status => {
                 self.look_for_log();
+                self.files.hear();
                 let mut bytes = nothing.emit().to_vec();
                 bytes.extend_from_slice(self.status().as_bytes());
                 return answered(&connection, &bytes, &[]);
@@ -763,7 +789,7 @@ impl Daemon {
         copied
     }
 
-    /// Has the cleaner go on as far as it can now.
+    /// Does what can be done now.
     fn pump(&mut self) {
         self.waits = false;
         self.pump_freezing();
@@ -771,6 +797,38 @@ impl Daemon {
             // A sync that was under way may have left a mark.
             self.cleaner.drain_to(self.log.head());
         }
+        let tail = loop {
+            self.files.hear();
+            self.clean();
+            let (tail, head) = (self.cleaner.tail(), self.log.head());
+            self.files.leave_spares(tail);
+            let wanted = self.files.follow_moved(tail).max(self.files.forget_unlinked(tail, head));
+            wanted.into_iter().for_each(|upto| self.cleaner.drain_to(upto));
+            if self.worker.is_busy() || self.failed.is_some() {
+                // When that is done the log is looked at in any case, however much was changed meanwhile: nobody need tell.
+                break tail;
+            }
+            self.segment.kicked();
+            // Who has filled a batch before that has told nobody.
+            if self.waits || wanted.is_none() && self.log.used() < self.batch {
+                break tail;
+            }
+        };
+        let failed = self.failed.is_some();
+        for (connection, upto) in std::mem::take(&mut self.draining) {
+            match (tail >= upto, failed) {
+                (true, _) => answered(&connection, &Answer::default().emit(), &[]),
+                (false, true) => {
+                    let answer = Answer { error: libc::EIO, ..Answer::default() };
+                    answered(&connection, &answer.emit(), &[]);
+                }
+                (false, false) => self.draining.push((connection, upto)),
+            }
+        }
+    }
+
+    /// Has the cleaner go on as far as it can now.
+    fn clean(&mut self) {
         while self.failed.is_none() {
             let joined = &self.joined;
             // More places than there are would be none of ours: somebody has written over the words.
@@ -801,8 +859,11 @@ impl Daemon {
             };
             let copied = if self.segment.is_copied() { self.segment.copied_upto() } else { u64::MAX };
             let durable = durable.min(copied);
+            if matches!(action, Action::Sync { file } if !self.files.knows(file)) {
+                // It was made since.
+                self.files.hear();
+            }
             match action {
-                // The page cache has it, names too.
                 Action::Apply { .. } | Action::Names => self.cleaner.done(token),
                 Action::Persist { from, upto } => self.worker.ask(token, Job::Secure(from..upto)),
                 Action::Sync { file } if self.files.is_nameless(file, durable) => self.cleaner.done(token),
@@ -820,25 +881,6 @@ impl Daemon {
                     self.cleaner.done(token);
                     self.segment.freed();
                 }
-            }
-        }
-        let (tail, head) = (self.cleaner.tail(), self.log.head());
-        if let Some(upto) = self.files.follow_moved(tail) {
-            self.cleaner.drain_to(upto);
-        }
-        if let Some(upto) = self.files.forget_unlinked(tail, head) {
-            // It is looked at again when that is done.
-            self.cleaner.drain_to(upto);
-        }
-        let failed = self.failed.is_some();
-        for (connection, upto) in std::mem::take(&mut self.draining) {
-            match (tail >= upto, failed) {
-                (true, _) => answered(&connection, &Answer::default().emit(), &[]),
-                (false, true) => {
-                    let answer = Answer { error: libc::EIO, ..Answer::default() };
-                    answered(&connection, &answer.emit(), &[]);
-                }
-                (false, false) => self.draining.push((connection, upto)),
             }
         }
     }
@@ -954,7 +996,7 @@ impl Daemon {
         }
         format!(
             "{{\"log\":{},\"state\":\"{state}\",\"failed\":{failed},\"medium\":{},\"strict\":{},\"entries\":{},\"used\":{},\"tail\":{},\"programs\":{},\"copies\":{copies},\
-             \"changes\":{},\"bytes\":{},\"syncs_absorbed\":{},\"syncs_kernel\":{},\"waits\":{},\"refused\":{},\"include\":{},\"exclude\":{},\"files\":[{files}]}}",
+             \"changes\":{},\"bytes\":{},\"syncs_absorbed\":{},\"syncs_kernel\":{},\"waits\":{},\"refused\":{},\"questions\":{},\"include\":{},\"exclude\":{},\"files\":[{files}]}}",
             quoted(&self.path.to_string_lossy()),
             quoted(self.region.domain().domain().name()),
             self.segment.is_strict(),
@@ -968,6 +1010,7 @@ impl Daemon {
             count(Count::Kernel),
             count(Count::Waits),
             count(Count::Refused),
+            count(Count::Questions),
             rules(&self.files.paths().include),
             rules(&self.files.paths().exclude),
         )

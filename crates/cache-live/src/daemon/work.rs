@@ -14,6 +14,7 @@ use remanence_cache::log::Log;
 use remanence_pmem::Region;
 use rustix::event::{EventfdFlags, eventfd};
 
+use super::files::ToSync;
 use crate::segment::{Segment, SegmentWords};
 
 /// The log as the daemon has it.
@@ -25,7 +26,7 @@ pub(super) enum Job {
     /// Make these entries durable in the log.
     Secure(Range<u64>),
     /// Sync a file.
-    Sync(OwnedFd),
+    Sync(ToSync),
     /// Move the persistent tail.
     Advance(u64),
 }
@@ -142,7 +143,8 @@ fn carry_out(log: &OwnLog, segment: Segment, job: Job) -> Result<(), Failed> {
             }
             Ok(())
         }
-        Job::Sync(fd) => File::from(fd).sync_all().map_err(said),
+        Job::Sync(ToSync::File(fd)) => File::from(fd).sync_all().map_err(said),
+        Job::Sync(ToSync::System(fd)) => rustix::fs::syncfs(fd).map_err(|why| said(why.into())),
         Job::Advance(tail) => log.advance(tail).map_err(|why| (None, why.to_string())),
     }
 }

@@ -330,10 +330,8 @@ impl Face {
     }
 
     /// Keeps the descriptor that tells of openers, if one has come, under a number that programs do not come to.
-    fn keep_openers(&self, [fd, other]: [i32; 2]) {
-        if other >= 0 {
-            sys::close(other);
-        }
+    fn keep_openers(&self, [fd, others @ ..]: [i32; 3]) {
+        others.into_iter().filter(|fd| *fd >= 0).for_each(sys::close);
         if fd < 0 {
             return;
         }

@@ -329,7 +329,7 @@ impl Face {
         question: &Question,
         fd: Option<i32>,
         milliseconds: u64,
-    ) -> Result<(Answer, [i32; 2]), Errno> {
+    ) -> Result<(Answer, [i32; 3]), Errno> {
         if self.segment.is_silent() {
             if self.segment.is_to_call(sys::monotonic()) {
                 let call = Question { kind: Kind::Kick, segment: self.segment.name(), about: 0 };

@@ -4,8 +4,8 @@
 //! absorbed while each of its changes since the last one of the kernel is in the log: each of its names is then durable, or is one that the log has. A name is only logged in a
 //! directory that is absorbed, and a rename or a link only between two that are: so what an entry names is found by whoever recovers, or is made by him.
 //!
-//! **A file that is made** in such a directory is in the log from its first moment: its number is asked for before anybody is told of it, its syncs are absorbed from the first one on,
-//! and after a loss of the machine it is made again. If the daemon has no number for it, or does not want to have it, the directory is due.
+//! **A file that is made** in such a directory is in the log from its first moment: it has a number before anybody is told of it, its syncs are absorbed from the first one on,
+//! and after a loss of the machine it is made again. The number is one of those that the daemon has left for that, or else is asked for. If the daemon has none for it, or does not want to have it, the directory is due.
 //!
 //! **Who is killed** before the kernel's call has left a hole. Who is killed behind it, before the entry is committed, has left a directory that is locked: the
 //! daemon marks it, and brings all of the log into the files. The machine can die there too: then the name is as it was or as it became, and nobody was told. What the kernel made durable of it
@@ -22,7 +22,7 @@ use std::sync::atomic::Ordering;
 use remanence_cache::entry::Mtime;
 use remanence_cache::log::{AppendError, Reserved};
 use remanence_cache::op::{Name, Op};
-use remanence_cache::table::FileId;
+use remanence_cache::table::{FileId, Identity};
 use remanence_intercept::{Syscall, Verdict};
 
 use super::{Face, Me, exclusive, own};
@@ -171,7 +171,10 @@ struct DirectoryEntry {
 impl DirectoryEntry {
     /// `None`: there is no such directory, or the path ends with no name, as that of a descriptor.
     fn of(at: At) -> Option<Self> {
-        let path = sys::path(at.path)?;
+        Self::at(at.directory, &sys::path(at.path)?)
+    }
+
+    fn at(directory: i32, path: &[u8]) -> Option<Self> {
         let end = path.iter().rposition(|byte| *byte != b'/')? + 1;
         let ends_with_slash = end < path.len();
         let path = &path[..end];
@@ -184,8 +187,8 @@ impl DirectoryEntry {
             return None;
         }
         let (parent, name) = (CString::new(parent).ok()?, CString::new(name).ok()?);
-        let stat = Stat::at(at.directory, &parent, 0).ok().filter(Stat::is_directory)?;
-        Some(Self { directory: at.directory, parent, name, key: stat.key, ends_with_slash })
+        let stat = Stat::at(directory, &parent, 0).ok().filter(Stat::is_directory)?;
+        Some(Self { directory, parent, name, key: stat.key, ends_with_slash })
     }
 }
 
@@ -217,6 +220,7 @@ impl Face {
     /// Carries out a call that changes names.
     pub(super) fn names(&self, call: &Syscall) -> Verdict {
         let Some(change) = Change::of(call) else { return Verdict::Pass };
+        let mut opened = None;
         if let Change::Open { at, flags, .. } = change {
             let Some(path) = sys::path(at.path).and_then(|path| CString::new(path).ok()) else {
                 return Verdict::Pass;
@@ -231,12 +235,14 @@ impl Face {
                 // A pipe may be waited for, by the program.
                 Ok(_) => return Verdict::Pass,
                 Err(_) if !creates(flags) => return Verdict::Pass,
-                Err(_) => {}
+                Err(_) => opened = Some(DirectoryEntry::at(at.directory, path.as_bytes())),
             }
         }
         let wanted = change.places().into_iter().flatten().count();
-        let places: Vec<DirectoryEntry> =
-            change.places().into_iter().flatten().filter_map(DirectoryEntry::of).collect();
+        let places: Vec<DirectoryEntry> = match opened {
+            Some(place) => place.into_iter().collect(),
+            None => change.places().into_iter().flatten().filter_map(DirectoryEntry::of).collect(),
+        };
         if places.is_empty() {
             return Verdict::Pass;
         }
@@ -324,7 +330,8 @@ impl Face {
         drop(within);
         slots.iter().for_each(|(slot, _)| slot.unlock());
         let logged = slots.iter().zip(before).any(|((slot, _), before)| slot.last() != before);
-        if logged && self.segment.is_to_kick(self.log.used()) {
+        let lacks_spares = || self.segment.lacks_spares() && self.segment.kick();
+        if logged && (self.segment.is_to_kick(self.log.used()) || lacks_spares()) {
             self.kick();
         }
         if logged && self.segment.is_strict() {
@@ -460,6 +467,31 @@ impl Face {
         Some(value)
     }
 
+    /// Gives a file that was just made a number and a slot, whose lock we have then, without a question to the daemon. `None`: that has to be asked. Where the file is, the log says in the daemon's words: whoever made it
+    /// may see another root.
+    fn make(&self, me: &Me, at: &Within<'_>, fd: i32, stat: &Stat) -> Option<File> {
+        const READABLE: u32 = 0o400;
+        if !at.slot.is_fine() || !self.segment.has_spares() || stat.mode & READABLE == 0 {
+            return None;
+        }
+        let directory = self.log.identity(FileId(at.slot.id())).filter(|found| !found.is_nobodys())?;
+        let Key { device, inode, born } = stat.key;
+        if device != directory.device {
+            return None;
+        }
+        let mut path = directory.path;
+        if !path.ends_with(b"/") {
+            path.push(b'/');
+        }
+        path.extend_from_slice(at.name.to_bytes());
+        let (handle_type, handle) = sys::handle(fd);
+        let identity = Identity { device, inode, born, handle_type, handle, path };
+        // As the daemon leaves one for what it takes in.
+        sys::leave_trace(fd);
+        let name = |number| self.log.name(FileId(number), &identity).is_ok();
+        self.segment.make_file(&stat.key, me.owner.number(), stat.changed, name)
+    }
+
     /// Logs what was just made, and looks like this. If that cannot be, its directory is due.
     fn log_made(
         &self,
@@ -471,9 +503,13 @@ impl Face {
         is_new: impl FnOnce() -> bool,
     ) {
         let made = stat.and_then(|stat| {
-            let file = self.register(fd, 0)?;
-            let id = file.number()?;
-            self.take_below(me, &file, stat).then_some((file, FileId(id), stat))
+            let made = if stat.is_regular() { self.make(me, at, fd, stat) } else { None };
+            let asked = || {
+                let file = self.register(fd, 0).filter(|file| file.number().is_some())?;
+                self.take_below(me, &file, stat).then_some(file)
+            };
+            let file = made.or_else(asked)?;
+            Some((file, FileId(file.id()), stat))
         });
         let Some((file, id, stat)) = made else {
             self.give_up(me, reserved);
@@ -505,10 +541,11 @@ impl Face {
             return None;
         }
         let file = self.named(&node, &stat)?;
-        let (held, ids) = self.hold(me, &[(file, &node)])?;
+        let all = [(file, &node, &stat)];
+        let (held, ids) = self.hold(me, &all)?;
         let op = Op::Unlink { file: ids[0], at: at.at() };
         let value = self.done(me, &op, &[at], || sys::unlink(at.fd.0, at.name, flags));
-        held.release(&[(file, &node)], value);
+        held.release(&all, value);
         value.map(|(value, _)| value)
     }
 
@@ -523,17 +560,17 @@ impl Face {
         if other.as_ref().is_some_and(|(_, other)| !other.is_regular() || other.key == stat.key) {
             return None;
         }
-        let file = self.named(&node, &stat)?;
+        let file = self.heard(&node, &stat)?;
         let replaced = match (&other, flags) {
-            (Some((node, stat)), EXCHANGE) => Some((self.named(node, stat)?, node)),
-            (Some((node, stat)), 0) if stat.links > 1 => Some((self.named(node, stat)?, node)),
+            (Some((node, stat)), EXCHANGE) => Some((self.heard(node, stat)?, node, stat)),
+            (Some((node, stat)), 0) if stat.links > 1 => Some((self.heard(node, stat)?, node, stat)),
             (Some((node, stat)), 0) => {
                 let known = self.segment.find(&stat.key).filter(|file| file.number().is_some());
-                known.map(|file| (file, node))
+                known.map(|file| (file, node, stat))
             }
             _ => None,
         };
-        let mut all = vec![(file, &node)];
+        let mut all = vec![(file, &node, &stat)];
         all.extend(replaced);
         let (held, ids) = self.hold(me, &all)?;
         let exchanged = if flags == EXCHANGE { ids.get(1).copied() } else { None };
@@ -552,11 +589,12 @@ impl Face {
 
     fn log_link(&self, me: &Me, from: &Within<'_>, to: &Within<'_>) -> Option<i64> {
         let (node, stat) = from.look().filter(|(_, stat)| stat.is_regular())?;
-        let file = self.named(&node, &stat)?;
-        let (held, ids) = self.hold(me, &[(file, &node)])?;
+        let file = self.heard(&node, &stat)?;
+        let all = [(file, &node, &stat)];
+        let (held, ids) = self.hold(me, &all)?;
         let op = Op::Link { file: ids[0], at: to.at() };
         let value = self.done(me, &op, &[to], || sys::link(from.place(), to.place()));
-        held.release(&[(file, &node)], value);
+        held.release(&all, value);
         value.map(|(value, _)| value)
     }
 
@@ -574,21 +612,32 @@ impl Face {
             .filter(|file| file.number().is_some())
     }
 
+    /// The same of what gets another name: the daemon has it open, and finds it without its name.
+    fn heard(&self, node: &Own, stat: &Stat) -> Option<File> {
+        let file = self.named(node, stat)?;
+        if file.is_unheard() {
+            self.register(node.0, 0).filter(|heard| heard.place() == file.place())
+        } else {
+            Some(file)
+        }
+    }
+
     /// Locks files whose names change: their times of change are ours then. Gives their numbers.
-    fn hold(&self, me: &Me, files: &[(File, &Own)]) -> Option<(Held, Vec<FileId>)> {
+    fn hold(&self, me: &Me, files: &[Named<'_>]) -> Option<(Held, Vec<FileId>)> {
         let mut order = files.to_vec();
-        order.sort_by_key(|(file, _)| file.place());
+        order.sort_by_key(|(file, ..)| file.place());
         let mut held = Held(Vec::with_capacity(order.len()));
-        for (file, node) in order {
-            let stat = Stat::of(node.0).ok()?;
-            if !self.take_below(me, &file, &stat) {
+        for (file, node, stat) in order {
+            if !self.take_below(me, &file, stat) {
                 return None;
             }
             held.0.push(file);
-            // What changed before is not ours.
-            self.note(&file, &Stat::of(node.0).ok()?, node.0);
+            // What changed before is not ours. What was seen before the lock is as good if nothing came between.
+            let is_same = stat.changed == file.changed() && !file.is_exclusive() && !file.is_doubted();
+            let now = if is_same { *stat } else { Stat::of(node.0).ok()? };
+            self.note(&file, &now, node.0);
         }
-        Some((held, files.iter().map(|(file, _)| FileId(file.id())).collect()))
+        Some((held, files.iter().map(|(file, ..)| FileId(file.id())).collect()))
     }
 
     /// Locks what is in a directory that is locked. A directory may be locked by who waits for that one: it is not waited for.
@@ -624,12 +673,14 @@ impl Face {
     /// Reserves the entries of a change; waits for room, but not for ever.
     fn reserve(&self, me: &Me, op: &Op<'_>) -> Option<Reserved> {
         let count = self.log.entries_of(op).ok()?;
-        let until = sys::monotonic() + ROOM_MS * 1_000_000;
+        let mut until = None;
+        let mut is_time =
+            || sys::monotonic() < *until.get_or_insert_with(|| sys::monotonic() + ROOM_MS * 1_000_000);
         loop {
             let space = self.segment.space().load(Ordering::SeqCst) as u32;
             match self.log.reserve(me.owner, count) {
                 Ok(reserved) => return Some(reserved),
-                Err(AppendError::Full { .. }) if sys::monotonic() < until && !self.segment.has_failed() => {
+                Err(AppendError::Full { .. }) if is_time() && !self.segment.has_failed() => {
                     self.segment.count(Count::Waits, 1);
                     if self.segment.kick() {
                         self.kick();
@@ -698,14 +749,17 @@ impl Face {
     }
 }
 
+/// A file whose name changes, what it was found as, and how it was then.
+type Named<'a> = (File, &'a Own, &'a Stat);
+
 /// Files that are locked until this is dropped.
 struct Held(Vec<File>);
 
 impl Held {
     /// Their names have changed: `done` says what the kernel gave, and where the entry ends.
-    fn release(self, files: &[(File, &Own)], done: Option<(i64, Option<u64>)>) {
+    fn release(self, files: &[Named<'_>], done: Option<(i64, Option<u64>)>) {
         let Some((0.., end)) = done else { return };
-        for (file, node) in files {
+        for (file, node, _) in files {
             let Ok(after) = Stat::of(node.0) else {
                 file.make_due();
                 continue;

@@ -79,6 +79,106 @@ fn a_file_is_found_by_its_identity_and_not_after_it_was_removed() {
     assert!((0..900).filter(|inode| inode % 2 == 1).all(|inode| segment.find(&key(inode)).is_some()));
 }
 
+/// Numbers from 40 on are left, as many as there is room for.
+fn spare() -> Segment {
+    let segment = segment();
+    segment.leave_spares(|room| (40..).take(room).collect());
+    segment
+}
+
+#[test]
+fn who_makes_a_file_has_its_lock_and_a_number_that_nobody_else_gets() {
+    let segment = spare();
+    let make = |inode, owner| segment.make_file(&key(inode), owner, 100, |_| true);
+    let made: Vec<(File, u32)> = (0..SPARES as u64)
+        .map(|inode| {
+            let file = make(inode, 9).expect("a number");
+            assert_eq!((file.holder(), segment.find(&key(inode)).map(File::slot)), (9, Some(file.slot())));
+            assert!(file.is_unheard() && !file.is_absorbed(), "its maker has not logged it");
+            file.born(100, true, 40);
+            assert!(file.is_absorbed());
+            assert_eq!(segment.lacks_spares(), inode >= SPARES as u64 / 2);
+            file.unlock();
+            (file, file.id())
+        })
+        .collect();
+    let numbers: std::collections::BTreeSet<u32> = made.iter().map(|(_, id)| *id).collect();
+    assert_eq!(numbers, (40..40 + SPARES as u32).collect());
+    assert!(make(900, 9).is_none() && !segment.has_spares(), "there is none left");
+    segment.leave_spares(|_| panic!("the daemon has not heard of those that were made"));
+    let heard: Vec<(usize, u32)> = segment.made().iter().map(|(file, id)| (file.slot(), *id)).collect();
+    assert_eq!(heard, made.iter().map(|(file, id)| (file.slot(), *id)).collect::<Vec<_>>());
+    assert!(segment.made().is_empty() && !made[0].0.is_unheard());
+    segment.leave_spares(|room| (500..).take(room).collect());
+    assert_eq!(make(900, 9).map(File::id), Some(500));
+    segment.take_spares();
+    assert!(make(901, 9).is_none(), "the daemon ends");
+    assert_eq!(segment.made().len(), 1, "what was made is heard of all the same");
+}
+
+#[test]
+fn a_file_has_one_place_whoever_makes_it() {
+    let segment = spare();
+    let insert = |inode| segment.insert(&key(inode), &FIRST);
+    let make = |inode| segment.make_file(&key(inode), 9, 100, |_| true);
+    assert!(insert(1).is_some() && make(1).is_none() && make(2).is_some() && insert(2).is_none());
+    assert!(segment.make_file(&key(3), 9, 100, |_| false).is_none(), "the log does not say what it means");
+    assert!(segment.find(&key(3)).is_none() && make(3).is_some());
+    for (file, _) in segment.made() {
+        file.break_lock(9);
+    }
+    // Makers and the daemon at a time: each finds what is there by its place.
+    let word = std::sync::atomic::AtomicU64::new(10);
+    std::thread::scope(|scope| {
+        for owner in 1..4 {
+            let word = &word;
+            scope.spawn(move || {
+                for _ in 0..500 {
+                    let inode = word.fetch_add(1, Ordering::SeqCst);
+                    let slot = match owner {
+                        1 => segment.insert(&key(inode), &FIRST),
+                        _ => segment.make_file(&key(inode), owner, 100, |_| true).map(File::slot),
+                    };
+                    if let Some(slot) = slot {
+                        assert_eq!(segment.find(&key(inode)).map(File::slot), Some(slot));
+                        segment.file(slot).break_lock(owner);
+                    }
+                    if owner == 1 {
+                        let heard = segment.made();
+                        segment.leave_spares(|room| vec![7; room]);
+                        for slot in heard.iter().map(|(file, _)| file.slot()).chain(slot) {
+                            assert!(segment.file(slot).lock(DAEMON, 60_000), "its maker gives it back");
+                            while !segment.remove(slot) {
+                                std::thread::yield_now();
+                            }
+                            segment.file(slot).unlock();
+                        }
+                    }
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn who_dies_while_he_makes_a_file_has_made_none_and_keeps_no_number() {
+    let segment = spare();
+    let died = std::panic::catch_unwind(|| segment.make_file(&key(1), 9, 100, |_| panic!("killed")));
+    assert!(died.is_err() && segment.insert(&key(2), &FIRST).is_none(), "the places are his");
+    segment.places_left(8);
+    assert!(segment.insert(&key(2), &FIRST).is_none(), "he was somebody else");
+    segment.places_left(9);
+    assert!(segment.insert(&key(2), &FIRST).is_some() && segment.find(&key(1)).is_none());
+    // Later: the number is taken, and the file cannot be found.
+    let file = segment.make_file(&key(1), 9, 100, |_| true).expect("a number");
+    file.state().store(File::NONE, Ordering::SeqCst);
+    segment.word(TABLE).store(9, Ordering::SeqCst);
+    assert!(segment.made().is_empty());
+    segment.places_left(9);
+    assert_eq!((segment.made().len(), file.holder()), (0, 0));
+    assert_eq!(segment.make_file(&key(3), 7, 100, |_| true).map(File::id), Some(40), "it is free again");
+}
+
 #[test]
 fn garbage_leaves_no_bounds() {
     let words: Vec<AtomicU64> =

@@ -68,6 +68,16 @@ fn said(action: &Action) -> String {
 }
 
 #[test]
+fn what_was_carried_out_is_only_synced() {
+    let mut bench = Bench::new(&[change(1, 0, 1, 70), change(1, 69, 2, 2), change(2, 0, 3, 1)]);
+    bench.cleaner = Cleaner::new(OPTIONS, bench.log.tail()).of_what_was_done();
+    bench.feed();
+    let asked = [bench.next(), bench.next(), bench.next(), bench.next()];
+    assert_eq!(asked.concat(), ["persist 20", "sync 1", "sync 2", "advance 20", "free 20"]);
+    assert!(bench.cleaner.is_idle() && bench.asked().is_empty());
+}
+
+#[test]
 fn a_batch_is_made_durable_carried_out_synced_once_a_file_and_freed() {
     // The second overlaps the first, the third is another file's, the fourth waits for the next batch.
     let mut bench =

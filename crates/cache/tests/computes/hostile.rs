@@ -163,6 +163,32 @@ fn what_is_no_log_is_told_apart_and_never_made_into_one() {
 }
 
 #[test]
+fn a_spare_number_is_nobody_elses_until_it_is_released() {
+    let geometry = Geometry { entries: 16, slot: 64, files: 3, path_max: 64 };
+    let image = CrashImage::new(geometry.size(), DOMAIN);
+    format::make(&image, Uuid([1; 16]), geometry, 1, Promise::AtReturn).unwrap();
+    let log = Log::start(&image, LocalWords::default(), Promise::AtReturn).unwrap();
+    let layout = *log.layout();
+    let mut table = FileTable::empty(&image, layout);
+    let spares = table.spares(16, 2);
+    let other = table.register(&identity(9), 16).unwrap();
+    assert!(spares.len() == 2 && !spares.contains(&other) && table.spares(16, 1).is_empty());
+    assert_eq!(table.adopt(spares[0]), None, "nobody has said what it means");
+    log.name(spares[0], &identity(1)).unwrap();
+    assert_eq!(log.identity(spares[0]), Some(identity(1)));
+    assert_eq!(table.adopt(spares[0]), Some(identity(1)));
+    assert_eq!(table.register(&identity(1), 16).unwrap(), spares[0], "one file never has two numbers");
+    let long = Identity { path: vec![b'x'; 65], ..identity(5) };
+    assert!(log.name(spares[1], &long).is_err());
+    table.release(spares[0], 20);
+    assert!(table.spares(19, 1).is_empty(), "an entry may name it");
+    assert_eq!(table.spares(20, 9), [spares[0]]);
+    assert_eq!(table.adopt(FileId(3)), None, "there is no such number");
+    let mut blank = FileTable::empty(&image, layout).durable_with_entries();
+    assert!(blank.spares(99, 1).is_empty(), "who writes a slot would have to find it blank");
+}
+
+#[test]
 fn a_number_of_a_file_is_used_again_when_no_entry_names_it() {
     let geometry = Geometry { entries: 16, slot: 64, files: 2, path_max: 64 };
     let image = CrashImage::new(geometry.size(), DOMAIN);

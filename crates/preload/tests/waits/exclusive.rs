@@ -226,6 +226,20 @@ fn a_writer_that_has_not_written_yet_ends_it() {
     cache.stop();
 }
 
+/// Also if the daemon hears of his coming and his going at once.
+#[test]
+fn a_stranger_that_has_gone_again_is_seen() {
+    let Some((cache, mut program, old)) = begun("gone", "write") else { return };
+    cache.signal_daemon(Signal::STOP);
+    let file = File::options().write(true).open(cache.path("file")).expect("it is there");
+    file.write_all_at(&[b'f'; 9000], 0).expect("room");
+    drop(file);
+    cache.signal_daemon(Signal::CONT);
+    behind(&cache, &mut program, &old, Syncs::Kernel);
+    program.end();
+    cache.stop();
+}
+
 /// By its path, without a descriptor: its length tells, or its time, as soon as somebody looks at these.
 #[test]
 fn a_file_that_is_cut_short_by_its_path_is_seen_when_its_length_is_looked_at() {
@@ -243,14 +257,17 @@ fn a_file_that_is_cut_short_by_its_path_is_seen_when_its_length_is_looked_at() {
 
 #[test]
 fn what_somebody_has_open_already_is_not_exclusive() {
-    let Some((cache, program, _)) = begun("before", "write") else { return };
-    drop(program);
-    for writes in [true, false] {
-        let held = File::options().read(true).write(writes).open(cache.path("file")).expect("it is there");
-        let mut program = Talk::with(cache.command(traps()).args(["write", "file", "exclusive"]));
+    let Some((cache, mut program, _)) = begun("before", "write") else { return };
+    program.say("\n");
+    program.until("done");
+    program.end();
+    for (name, writes) in [("written", true), ("read", false)] {
+        fs::write(cache.path(name), [7; 10_000]).expect("room");
+        let held = File::options().read(true).write(writes).open(cache.path(name)).expect("it is there");
+        let mut program = Talk::with(cache.command(traps()).args(["write", name, "exclusive"]));
         program.until("ready");
-        // Readers are counted by kernels with IMA only.
-        assert!(!writes || !is_exclusive(&cache, "file"), "{:?}", cache.of("file"));
+        // Readers are counted where the kernel has leases for them, from Linux 5.3 on.
+        assert!(!writes || !is_exclusive(&cache, name), "{:?}", cache.of(name));
         program.say("\n");
         program.until("done");
         program.end();

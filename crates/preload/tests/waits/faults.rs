@@ -476,6 +476,25 @@ fn a_daemon_that_stands_still_is_waited_for_once() {
     cache.stop();
 }
 
+/// As long as the daemon brings something into files, it looks for more by itself.
+#[test]
+fn a_log_that_fills_up_takes_few_questions() {
+    const WRITES: u64 = 6000;
+    let Some(mut cache) = Cache::in_memory("full", 100) else { return };
+    let mut syncs = Syncs::start(&cache, "file");
+    syncs.sync_well(200);
+    let before = cache.counted("questions");
+    for _ in 0..WRITES / 1000 {
+        syncs.program.say(&".".repeat(1000));
+        (0..1000).for_each(|_| syncs.said().expect("a disk"));
+    }
+    let asked = cache.counted("questions") - before;
+    assert!(asked < WRITES / 50, "{asked} questions: {}", cache.status());
+    has_records(&cache.path("file"), syncs.acknowledged);
+    syncs.program.end();
+    cache.stop_and_keep();
+}
+
 /// Neither do programs that begin meanwhile, as those of a script do. And what it has not heard of then, it passes when it goes on, also where the file is gone by then.
 #[test]
 fn a_daemon_that_stands_still_is_waited_for_by_one_that_begins() {

@@ -11,17 +11,27 @@ use remanence_cache::format::{self, Lost};
 use remanence_cache::recovery::scan;
 use remanence_cache::table::{FileId, Identity};
 use remanence_effort::{replay, seeds};
+use rustix::process::Signal;
 
 use crate::cache::{Cache, Talk, example};
 use crate::disk::Disk;
-use crate::model::{NameStep, Numbers, TMP, Tree, numbers};
+use crate::model::{NameStep, Numbers, TMP, Tree, numbers, record};
 use crate::torture::decide;
 
 const NEVER: u64 = 3000;
 
 /// A cache, and a file system of its own with a directory. `None`: nobody here may mount one.
 fn on_a_disk(name: &str) -> Option<(Cache, Disk)> {
-    let cache = Cache::new(name, NEVER)?;
+    with_a_disk(Cache::new(name, NEVER)?)
+}
+
+/// The same, with a log on a disk and with one in memory, where programs number the files themselves that they make.
+fn both_on_a_disk(name: &str, of: u64) -> Option<(Cache, Disk)> {
+    let cache = if of.is_multiple_of(2) { Cache::new(name, NEVER) } else { Cache::in_memory(name, NEVER) };
+    with_a_disk(cache?)
+}
+
+fn with_a_disk(cache: Cache) -> Option<(Cache, Disk)> {
     let disk = Disk::new(cache.path("image"), cache.path("disk"), 64)?;
     fs::create_dir(disk.place.join("data")).expect("room");
     rustix::fs::sync();
@@ -146,9 +156,9 @@ fn lost(cache: &mut Cache, disk: &mut Disk, cuts: u64) -> String {
 
 #[test]
 fn what_was_made_renamed_and_taken_away_is_so_when_the_machine_is_lost() {
-    for seed in seeds(3) {
+    for seed in seeds(4) {
         println!("{}", replay(seed));
-        let Some((mut cache, mut disk)) = on_a_disk("names") else { return };
+        let Some((mut cache, mut disk)) = both_on_a_disk("names", seed) else { return };
         let mut steps = Steps::start(&cache, seed, false);
         steps.take(40);
         let kernel = cache.counted("syncs_kernel");
@@ -357,7 +367,7 @@ fn a_directory_with_a_name_that_is_not_logged_is_synced_by_the_kernel() {
 fn who_is_killed_anywhere_leaves_names_as_before_or_as_behind_what_he_was_at() {
     for seed in seeds(4) {
         println!("{}", replay(seed));
-        let Some((mut cache, mut disk)) = on_a_disk("killed-names") else { return };
+        let Some((mut cache, mut disk)) = both_on_a_disk("killed-names", seed / 2) else { return };
         let mut steps = Steps::start(&cache, seed, true);
         for _ in 0..60 + seed % 40 {
             steps.program.line().expect("it goes on");
@@ -378,6 +388,119 @@ fn who_is_killed_anywhere_leaves_names_as_before_or_as_behind_what_he_was_at() {
         is_between(&disk.place.join("data"), &steps.tree, &next);
         cache.stop_and_keep();
     }
+}
+
+/// A log in memory, where programs number files themselves that they make. `None`: not on this kernel.
+fn numbering(name: &str) -> Option<Cache> {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").expect("Linux");
+    let mut version = release.split(['.', '-']).map(|number| number.parse().unwrap_or(0_u32));
+    if (version.next(), version.next()) < (Some(6), Some(13)) {
+        println!("skipped: Linux {release} is older than 6.13");
+        return None;
+    }
+    Cache::in_memory(name, NEVER)
+}
+
+/// A program that makes a file in a directory for each byte that it is told, and syncs it: of some the directory was synced, too.
+fn making(cache: &Cache, directory: &str) -> Talk {
+    let mut command = cache.command(example("cache_load"));
+    let mut program = Talk::with(command.arg("files").current_dir(cache.path(directory)));
+    make(&mut program, 10);
+    program
+}
+
+/// Has it make some; the milliseconds that the longest took.
+fn make(program: &mut Talk, count: u64) -> u64 {
+    let made = (0..count).map(|_| {
+        program.say(".");
+        program.line().expect("it goes on").parse().expect("a number")
+    });
+    made.max().unwrap_or(0)
+}
+
+/// What nobody has asked for is not waited for; and what the daemon hears of later is there when the machine is lost.
+#[test]
+fn files_are_made_while_the_daemon_stands_still() {
+    let Some(cache) = numbering("unheard") else { return };
+    let Some((mut cache, mut disk)) = with_a_disk(cache) else { return };
+    let mut program = making(&cache, "disk/data");
+    cache.signal_daemon(Signal::STOP);
+    let longest = make(&mut program, 40);
+    assert!(longest < 5000, "it has waited for {longest} ms");
+    cache.signal_daemon(Signal::CONT);
+    for n in 10..50 {
+        let name = format!("disk/data/new-{n}");
+        assert_eq!((cache.count(&name, "absorbed"), cache.count(&name, "kernel")), (1, 0), "{name}");
+    }
+    disk.cut_off();
+    program.child.kill().expect("it runs");
+    program.child.wait().expect("it ends");
+    println!("{}", lost(&mut cache, &mut disk, 1));
+    for n in 0..50 {
+        let found = fs::read(disk.place.join(format!("data/new-{n}"))).expect("it is there");
+        assert_eq!(found, record(0, 0, 0, n));
+    }
+    cache.stop_and_keep();
+}
+
+/// One question leaves numbers for many, also of those that stay.
+#[test]
+fn files_that_are_made_take_few_questions() {
+    let Some(mut cache) = numbering("few-questions") else { return };
+    fs::create_dir(cache.path("data")).expect("room");
+    let mut program = making(&cache, "data");
+    let [before, kernel] = ["questions", "syncs_kernel"].map(|what| cache.counted(what));
+    make(&mut program, 320);
+    let asked = cache.counted("questions") - before;
+    assert!(asked < 320 / 16, "{asked} questions: {}", cache.status());
+    assert_eq!(cache.counted("syncs_kernel"), kernel, "each is absorbed: {}", cache.status());
+    program.end();
+    cache.stop_and_keep();
+}
+
+/// Who does not use the cache moves a file that the daemon has not heard of: it is synced where it is by then.
+#[test]
+fn a_file_that_was_moved_before_the_daemon_has_heard_of_it_is_synced() {
+    let Some(cache) = numbering("moved-unheard") else { return };
+    let Some((mut cache, mut disk)) = with_a_disk(cache) else { return };
+    let mut program = making(&cache, "disk/data");
+    cache.signal_daemon(Signal::STOP);
+    make(&mut program, 3);
+    let [moved, put] = ["moved", "data/new-11"].map(|name| disk.place.join(name));
+    fs::rename(disk.place.join("data/new-10"), &moved).expect("it is there");
+    fs::rename(&put, disk.place.join("data/old-11")).expect("it is there");
+    fs::write(&put, "theirs").expect("room");
+    cache.signal_daemon(Signal::CONT);
+    cache.drain();
+    disk.cut_off();
+    program.child.kill().expect("it runs");
+    program.child.wait().expect("it ends");
+    println!("{}", lost(&mut cache, &mut disk, 0));
+    for (name, n) in [("moved", 10), ("data/old-11", 11), ("data/new-12", 12)] {
+        assert_eq!(fs::read(disk.place.join(name)).expect("it is there"), record(0, 0, 0, n), "{name}");
+    }
+    cache.stop_and_keep();
+}
+
+/// A daemon that is killed before it has heard of files finds that the page cache has them.
+#[test]
+fn files_that_a_killed_daemon_has_not_heard_of_are_whole() {
+    let Some(mut cache) = numbering("never-heard") else { return };
+    fs::create_dir(cache.path("data")).expect("room");
+    let mut program = making(&cache, "data");
+    cache.signal_daemon(Signal::STOP);
+    make(&mut program, 20);
+    cache.kill_daemon();
+    // The program goes on: nothing is replayed under it.
+    let said = cache.start_again().expect("nobody has to decide anything");
+    assert!(said.contains("its files have all of it"), "{said}");
+    make(&mut program, 5);
+    program.end();
+    for n in 0..35 {
+        let found = fs::read(cache.path(&format!("data/new-{n}"))).expect("it is there");
+        assert_eq!(found, record(0, 0, 0, n));
+    }
+    cache.stop_and_keep();
 }
 
 /// The names of files that the log knows, and of their directories.

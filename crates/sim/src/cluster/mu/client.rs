@@ -20,7 +20,7 @@ const DOUBLED: u32 = 5;
 const LAST: u32 = 5;
 /// How long the last client waits for the end of the faults, if its clock is fast.
 const LOOK: Duration = Duration::from_millis(1);
-/// Never.
+/// What is never waited for.
 const NEVER: Duration = Duration::MAX;
 
 /// What a replica says to a command.
