@@ -610,7 +610,7 @@ impl Samples {
     }
 
     /// How far apart one series and itself were, as a factor: the interval of the A/A pair's ratio, the wider side of it. It is that of the
-    /// pairs that are most like what is compared: see [`alike`](crate::alike::alike); in that state of the machine, if it was there often enough; 1 without any.
+    /// pairs that are most like what is compared: see [`alike`]; in that state of the machine, if it was there often enough; 1 without any.
     #[must_use]
     pub fn spread(&self, compared: &Key, state: State) -> f64 {
         let of = |(first, again): &(Key, Key)| {
