@@ -387,12 +387,12 @@ mod tests {
         responder.rooms.as_mut().expect("it is guarded").remove(&32);
         responder.step(&disks);
         assert!(matches!(responder.answer(), Some(Answer::Refused)), "it was taken back");
-        responder.take(update(&[(32, &[2; 64])]));
-        responder.step(&disks);
-        assert!(matches!(responder.answer(), Some(Answer::Refused)), "nor is it made durable");
         responder.rooms = Some(BTreeMap::from([(32, 96)]));
         responder.step(&disks);
         assert!(matches!(responder.answer(), Some(Answer::Refused)), "its end lies behind the room");
+        responder.take(update(&[(96, &[2; 64])]));
+        responder.step(&disks);
+        assert!(matches!(responder.answer(), Some(Answer::Refused)), "nor is an update made durable there");
         assert_eq!((disks[0].load_u64(64), disks[0].load_u64(120)), (0, 0));
     }
 
