@@ -104,6 +104,8 @@ impl File {
             self.set_changed(found.changed);
             let word = self.word(Self::EXCLUSIVE);
             let _ = word.compare_exchange(Self::YES, 0, Ordering::SeqCst, Ordering::SeqCst);
+            // Nobody else was there: who opens it next tries as soon as the first.
+            self.set(Self::TRIED, 0);
         }
         self.unlock();
     }
