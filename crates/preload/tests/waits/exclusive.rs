@@ -72,9 +72,22 @@ fn what_programs_do_is_in_the_log() {
 
 #[test]
 fn what_goes_around_the_log_is_the_kernels() {
-    for name in ["map", "copy", "direct", "append", "closed"] {
+    for name in ["map", "copy", "direct", "append"] {
         trap(name, Syncs::Kernel);
     }
+}
+
+/// It closes the only description that there is, and opens the file again: if the daemon hears of both at once, it is somebody else who has opened it.
+#[test]
+fn a_file_that_is_closed_and_opened_again() {
+    let Some((cache, mut program, old)) = begun("closed", "closed") else { return };
+    let kernel = cache.counted("syncs_kernel");
+    program.say("\n");
+    program.until("done");
+    let old = if cache.counted("syncs_kernel") == kernel { old } else { cache.old(&["file"]) };
+    old.becomes_what_is_there(&cache);
+    program.end();
+    cache.stop();
 }
 
 #[test]
