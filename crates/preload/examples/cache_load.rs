@@ -7,6 +7,7 @@
 //! `cache_load files`: for each byte a new file with a record and a sync, and a line with the milliseconds that this took.
 //! `cache_load seen FILE` and `cache_load unseen FILE`: a number that was a pipe's becomes the file's, by a call of the C library or by one of its own; after lines and syncs as in `cache_traps`.
 //! `cache_load lowest DIRECTORY`: which numbers files have that are made.
+//! `cache_load out`: 40 records and syncs to its standard output.
 //! `cache_load cost`: what a write costs that leads to no file, in nanoseconds.
 //! `cache_load steps DIRECTORY SEED PROCESS THREADS`: each thread takes the steps of its seed on a file of its own, and appends records to one of all.
 #![expect(unsafe_code, reason = "a call that nobody sees")]
@@ -38,6 +39,7 @@ fn main() {
         "seen" => becomes(&arguments[2], true),
         "unseen" => becomes(&arguments[2], false),
         "cost" => cost(),
+        "out" => out(),
         "steps" => {
             let (directory, seed, process) = (Path::new(&arguments[2]), number(3), number(4));
             std::thread::scope(|scope| {
@@ -109,6 +111,14 @@ fn copied(file: &File) -> std::io::Result<()> {
     // SAFETY: two numbers are read and written.
     let copied = unsafe { libc::copy_file_range(fd, &raw mut from, fd, &raw mut to, RECORD, 0) };
     if copied < 0 { Err(std::io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// By a description that it was started with.
+fn out() {
+    use std::os::fd::AsFd as _;
+    let out = std::io::stdout().as_fd().try_clone_to_owned().expect("a descriptor");
+    let mut out = File::from(out);
+    (0..40).try_for_each(|_| out.write_all(&[b'x'; 100]).and_then(|()| out.sync_all())).expect("a disk");
 }
 
 fn files() {

@@ -11,7 +11,7 @@ use std::time::Duration;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use rustix::process::Signal;
 
-use crate::cache::{Cache, Old, Talk, traps};
+use crate::cache::{Cache, Old, Talk, example, traps};
 use crate::traps::Syncs;
 
 const NEVER: u64 = 3000;
@@ -294,15 +294,10 @@ fn what_somebody_has_open_already_is_not_exclusive() {
 fn what_a_program_was_started_with_is_not_exclusive() {
     let Some(cache) = Cache::new("exclusive-start", NEVER) else { return };
     let out = File::create(cache.path("out")).expect("room");
-    let script = "import os\nfor n in range(40):\n    os.write(1, b'x' * 100)\n    os.fsync(1)\n";
     let mut shared = out.try_clone().expect("a descriptor");
-    let status = cache
-        .command("python3")
-        .args(["-c", script])
-        .stdin(Stdio::null())
-        .stdout(out)
-        .status()
-        .expect("python runs");
+    // No other program stands between: what one keeps over `exec` is another rule.
+    let mut program = cache.command(example("cache_load"));
+    let status = program.arg("out").stdin(Stdio::null()).stdout(out).status().expect("it runs");
     assert!(status.success() && cache.count("out", "absorbed") > 8, "{:?}", cache.of("out"));
     assert!(!is_exclusive(&cache, "out"), "{:?}", cache.of("out"));
     shared.write_all(b"by the shell").expect("room");
