@@ -427,10 +427,12 @@ impl<M: Medium> Replica<M> {
             Asked::Promise { term: of, round } => {
                 // This alone is no progress: whoever waits to write may be stuck.
                 let promised = u64_at(bytes, 0);
-                if !number::is_of_one_term(promised, term.number) {
+                if number::is_of_one_term(promised, term.number) {
+                    if let Some(under_way) = &mut term.round {
+                        under_way.said[peer] |= (*of, *round) == (term.number, under_way.number);
+                    }
+                } else {
                     self.has_promised(peer, promised);
-                } else if let Some(under_way) = &mut term.round {
-                    under_way.said[peer] |= (*of, *round) == (term.number, under_way.number);
                 }
                 return Ok(());
             }

@@ -74,7 +74,7 @@ pub const NOBODY: u16 = u16::MAX;
 /// How a replica is.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Status {
-    /// Its number.
+    /// The number that it has in the group.
     pub me: u16,
     /// How many there are.
     pub replicas: u16,
