@@ -31,23 +31,23 @@ const EACH: usize = 14;
 pub enum Change<'a> {
     /// A key has this value from now on.
     Put {
-        /// The key.
+        /// The key that it is about.
         key: &'a [u8],
-        /// Its value.
+        /// What it is to have.
         value: &'a [u8],
     },
     /// A key is not there any more.
     Delete {
-        /// The key.
+        /// The key that it is about.
         key: &'a [u8],
     },
     /// As [`Put`](Self::Put), if the key has this version; 0: if it is not there.
     Swap {
-        /// The key.
+        /// The key that it is about.
         key: &'a [u8],
         /// The version that it is to have.
         version: u64,
-        /// Its value.
+        /// What it is to have.
         value: &'a [u8],
     },
 }
@@ -70,7 +70,7 @@ pub enum Outcome {
 pub struct Value {
     /// The number of the change that has made it.
     pub version: u64,
-    /// The value.
+    /// What the key has.
     pub bytes: Vec<u8>,
 }
 
@@ -161,7 +161,7 @@ impl Value {
     }
 }
 
-/// The map.
+/// The map, as a state machine.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Map {
     changes: u64,
