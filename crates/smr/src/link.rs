@@ -113,7 +113,7 @@ impl Link {
     /// Over a session in which the peer has answered this to who wanted to join it ([`rights`](crate::rights)).
     ///
     /// # Errors
-    /// One sentence.
+    /// A sentence says why there is none.
     pub(crate) fn new(
         (me, peer, plane): (usize, usize, Plane),
         geometry: Geometry,

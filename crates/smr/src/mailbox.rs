@@ -9,7 +9,7 @@ use remanence_remote::{ReactorWaker, Unanswered};
 
 use crate::link::Link;
 
-/// One thing.
+/// One thing that came from elsewhere.
 #[derive(Debug)]
 pub(crate) enum Mail {
     /// A client asks.

@@ -100,7 +100,7 @@ impl<'a> Change<'a> {
     /// What the bytes change.
     ///
     /// # Errors
-    /// Nothing.
+    /// They are no change of the map.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, Malformed> {
         let mut reader = Reader::new(bytes);
         let (kind, len) = (reader.u8()?, reader.u16_le()?);
