@@ -1,4 +1,4 @@
-//! READs that are not waited for at once: of several sessions they are under way at the same time.
+//! READs and WRITEs that are not waited for at once: of several sessions they are under way at the same time.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,31 @@ pub struct Reading {
     len: u32,
 }
 
+/// A WRITE that was posted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Writing(u64);
+
 impl Session {
+    /// Posts a plain RDMA WRITE, and does not wait: `None` if it did not begin now. What it writes is visible when
+    /// [`is_written`](Self::is_written) says so, and nothing is said of whether it is durable.
+    ///
+    /// # Errors
+    /// [`Error::Argument`]: it does not lie in the server's region. Else the session is over.
+    pub fn try_write(&mut self, offset: u64, bytes: &[u8]) -> Result<Option<Writing>, Error> {
+        self.writes()?;
+        self.alive()?;
+        let begun = self.unless_refused(|this| {
+            this.with_port(|requester, port| Ok(requester.write(offset, bytes, port)))
+        })?;
+        Ok(begun.map(Writing))
+    }
+
+    /// Whether a WRITE has ended.
+    #[must_use]
+    pub const fn is_written(&self, writing: Writing) -> bool {
+        self.is_done(writing.0)
+    }
+
     /// Posts an RDMA READ of what is visible at the server, and does not wait for it. It reads at a moment between now and
     /// the end of [`finish_read`](Self::finish_read). Until then nothing may be asked for that needs more staging than there
     /// is: a long READ, say.

@@ -61,7 +61,7 @@ mod serving;
 mod session;
 mod together;
 
-pub use ahead::Reading;
+pub use ahead::{Reading, Writing};
 pub use costs::CostSource;
 pub use delays::Delays;
 pub use error::Error;

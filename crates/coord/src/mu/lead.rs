@@ -11,7 +11,7 @@ use std::time::Duration;
 use remanence_pmem::Medium;
 
 use super::entry::{Entry, Kind, u64_at};
-use super::memory::{DECIDED, HEAD_LEN, PROMISED, PUSHED, STATUS, Status, request_at};
+use super::memory::{DECIDED, HEAD_LEN, PROMISED, PUSHED, REPLICAS_MAX, STATUS, Status, request_at};
 use super::replica::{Replica, kth};
 use super::{Action, Options, Plane, Refusal, number};
 
@@ -39,6 +39,20 @@ pub(super) enum Asked {
     Stream { until: u64 },
     /// A snapshot for a follower.
     Push { index: u64 },
+    /// Whose number a peer has promised last: in a term, which round of questions.
+    Promise { term: u64, round: u64 },
+}
+
+/// All others are asked at once whose number they have promised last, for all who wanted to read before.
+#[derive(Debug)]
+struct Round {
+    number: u64,
+    tokens: Vec<u64>,
+    /// The first entry that need not be applied when they read.
+    until: u64,
+    asked: [bool; REPLICAS_MAX],
+    /// Those that have promised this term's number and no other since.
+    said: [bool; REPLICAS_MAX],
 }
 
 #[derive(Debug)]
@@ -102,6 +116,10 @@ pub(super) struct Term {
     /// Entries below may lie under other numbers where they are written.
     fresh: u64,
     tokens: BTreeMap<u64, u64>,
+    /// Readers that wait for the next round of questions, the round under way, and how many there were.
+    readers: Vec<u64>,
+    round: Option<Round>,
+    rounds: u64,
 }
 
 impl Term {
@@ -126,7 +144,9 @@ impl<M: Medium> Replica<M> {
     pub(super) fn leads_on(&mut self, now: Duration) -> io::Result<()> {
         let is_leader = self.leader() == Some(self.me());
         if let Some(term) = &mut self.term {
-            term.is_busy = !term.is_leading() || term.next > term.decided || !self.waiting.is_empty();
+            let reads = term.round.is_some() || !term.readers.is_empty();
+            term.is_busy =
+                !term.is_leading() || term.next > term.decided || !self.waiting.is_empty() || reads;
             if !term.is_busy {
                 term.progress = now;
             }
@@ -164,6 +184,9 @@ impl<M: Medium> Replica<M> {
             decided: 0,
             fresh: 0,
             tokens: BTreeMap::new(),
+            readers: Vec::new(),
+            round: None,
+            rounds: 0,
         }));
     }
 
@@ -174,7 +197,9 @@ impl<M: Medium> Replica<M> {
             self.actions.push_back(Action::Forget { token });
         }
         let why = Refusal::Elsewhere { leader: self.leader().filter(|leader| *leader != self.me()) };
-        for (token, _) in std::mem::take(&mut self.waiting) {
+        let waiting = std::mem::take(&mut self.waiting).into_iter().map(|(token, _)| token);
+        let asked = term.round.into_iter().flat_map(|round| round.tokens);
+        for token in waiting.chain(term.readers).chain(asked) {
             self.actions.push_back(Action::Refuse { token, why });
         }
         for (peer, follower) in term.followers.iter().enumerate() {
@@ -208,6 +233,11 @@ impl<M: Medium> Replica<M> {
     /// A connection is lost.
     pub(super) fn has_lost(&mut self, peer: usize, plane: Plane) {
         let Some(term) = &mut self.term else { return };
+        if plane == Plane::Background
+            && let Some(round) = &mut term.round
+        {
+            round.asked[peer] = false;
+        }
         let follower = &mut term.followers[peer];
         if !follower.has_joined {
             *follower = Follower { times: follower.times, ..Follower::default() };
@@ -394,6 +424,18 @@ impl<M: Medium> Replica<M> {
                 let entries = self.parse(*index, bytes);
                 self.finds(entries.into_iter().flatten());
             }
+            Asked::Promise { term: of, round } => {
+                // This alone is no progress: whoever waits to write may be stuck.
+                let promised = u64_at(bytes, 0);
+                if number::is_of_one_term(promised, term.number) {
+                    if let Some(under_way) = &mut term.round {
+                        under_way.said[peer] |= (*of, *round) == (term.number, under_way.number);
+                    }
+                } else {
+                    self.has_promised(peer, promised);
+                }
+                return Ok(());
+            }
             Asked::Status | Asked::Word | Asked::Stream { .. } | Asked::Push { .. } => {}
         }
         if let Some(term) = &mut self.term {
@@ -549,7 +591,61 @@ impl<M: Medium> Replica<M> {
         for peer in self.joined() {
             self.sends(peer);
         }
+        while self.confirms(now) {}
         Ok(())
+    }
+
+    /// Somebody wants to read. Who asks while others are asked waits for the next round, as these READs may be older than its question.
+    pub(super) fn is_to_confirm(&mut self, token: u64) {
+        let why = match &mut self.term {
+            None => Refusal::Elsewhere { leader: self.leader() },
+            Some(term) if term.readers.len() >= self.options.waiting => Refusal::Busy,
+            Some(term) => return term.readers.push(token),
+        };
+        self.actions.push_back(Action::Refuse { token, why });
+    }
+
+    /// Asks all others whether this replica leads still, for all who want to read, and tells them when a majority has said so. Whether another round is
+    /// to follow.
+    ///
+    /// ARGUMENT: whoever leads later has the grant of one replica of that majority, and got it behind the READ of what that one had promised, which is
+    /// behind the question. So all that anybody was told of before the question was decided by this leader or by earlier ones; of those it has
+    /// found everything, below `fresh`, and it tells nobody of a value of its own that is not below `decided`.
+    fn confirms(&mut self, now: Duration) -> bool {
+        let majority = self.memory.geometry().majority();
+        let Some(term) = &mut self.term else { return false };
+        if term.round.is_none() && !term.readers.is_empty() {
+            term.rounds += 1;
+            term.round = Some(Round {
+                number: term.rounds,
+                tokens: std::mem::take(&mut term.readers),
+                until: term.decided.max(term.fresh),
+                asked: [false; REPLICAS_MAX],
+                said: [false; REPLICAS_MAX],
+            });
+        }
+        for peer in self.others() {
+            let is_up = self.is_up(peer, Plane::Background);
+            let Some(term) = &mut self.term else { return false };
+            if let Some(round) = term.round.as_mut().filter(|round| is_up && !round.asked[peer]) {
+                round.asked[peer] = true;
+                let asked = Asked::Promise { term: term.number, round: round.number };
+                self.read(peer, Plane::Background, (PROMISED, 8), asked);
+            }
+        }
+        let applied = self.applied;
+        let Some(term) = &mut self.term else { return false };
+        let is_over = |round: &mut Round| {
+            let said = round.said.iter().filter(|said| **said).count();
+            said + 1 >= majority && applied >= round.until
+        };
+        let Some(round) = term.round.take_if(is_over) else { return false };
+        if term.next == term.decided {
+            term.progress = now;
+        }
+        let goes_on = !term.readers.is_empty();
+        self.actions.extend(round.tokens.into_iter().map(|token| Action::Confirmed { token }));
+        goes_on
     }
 
     /// What is durable on a majority is decided.

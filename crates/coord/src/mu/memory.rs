@@ -17,9 +17,9 @@
 use std::io;
 use std::ops::Range;
 
-use remanence_pmem::Medium;
 use remanence_pmem::image::{Checksum, Fault, Format, Making, Places, Signature, Version};
 use remanence_pmem::layout::Uuid;
+use remanence_pmem::{FileOptions, Image, Medium};
 
 use super::entry::{Entry, HEADER_LEN, Kind, len_of, u64_at};
 
@@ -56,6 +56,18 @@ const FORMAT: Format = Format {
     places: Places::COMMON,
     checksum: Checksum::CRC32,
 };
+
+/// How a file with a replica's memory is opened: what is in a foreign one is not touched.
+#[must_use]
+pub fn file_options() -> FileOptions {
+    FORMAT.signature.file_options(image)
+}
+
+/// What a file of this length has that begins so.
+#[must_use]
+pub fn image(head: &[u8], len: u64) -> Image {
+    FORMAT.image(head, len)
+}
 
 mod field {
     pub(super) const SALT: usize = 40;

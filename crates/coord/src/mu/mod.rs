@@ -25,6 +25,8 @@
 //! 5. *Logs are recycled when a majority has snapshots of what lies there.* Who lacks entries that are gone is sent the leader's snapshot; a leader that does
 //!    reads another one's. A silent replica is waited for in no step.
 //! 6. *A leader without progress rests* (fate sharing): it stops its beat for a while, longer each time, so that another one has a chance.
+//! 7. *Reads are not written to the log.* Who wants to know what the state is asks the leader ([`Input::Confirm`]), which reads from the others whose number they
+//!    have promised last. If that is its own at a majority, nobody else can have decided anything before these READs.
 //!
 //! ARGUMENT that two values are never decided for one index. It is Paxos, with a grant as the promise. A replica that has granted a number has made its memory
 //! unwritable to all who were granted lower ones, and what they had written until then is what the new leader reads. A leader that has a majority's grants
@@ -37,6 +39,7 @@ mod lead;
 pub mod memory;
 mod replica;
 pub mod score;
+pub mod service;
 
 use std::time::Duration;
 
@@ -108,6 +111,11 @@ pub enum Input {
         token: u64,
         /// The value that was proposed.
         value: Vec<u8>,
+    },
+    /// Somebody wants to read the state as it is now.
+    Confirm {
+        /// By which it is told that the state can be read, or that it cannot.
+        token: u64,
     },
     /// What the entries below an index have led to, as it was [asked for](Action::Snapshot).
     Snapshot {
@@ -189,7 +197,13 @@ pub enum Action {
         /// The index to say it with.
         index: u64,
     },
-    /// A value was not proposed, and never will be.
+    /// What was decided before it was [asked](Input::Confirm) is applied here, whoever has led: what the state says from now on, nobody has been told
+    /// anything to the contrary of.
+    Confirmed {
+        /// By which it was asked.
+        token: u64,
+    },
+    /// A value was not proposed, and never will be; or nothing is known of whether the state can be read.
     Refuse {
         /// By which it was to be.
         token: u64,
@@ -214,7 +228,7 @@ pub enum Refusal {
         /// Who is taken for the leader; none while nobody is.
         leader: Option<usize>,
     },
-    /// So many values wait already.
+    /// So many values wait already, or so many readers.
     #[error("as many values wait as may; propose again when some of them are decided")]
     Busy,
     /// It has more bytes than a slot.
@@ -237,7 +251,7 @@ pub struct Options {
     pub rest: Duration,
     /// Updates under way to a follower, at most.
     pub depth: usize,
-    /// Values that wait for room in the window, at most.
+    /// Values that wait for room in the window, at most; and readers that wait for the next round of questions.
     pub waiting: usize,
 }
 

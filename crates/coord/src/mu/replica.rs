@@ -123,7 +123,7 @@ impl<M: Medium> Replica<M> {
     /// Something has happened.
     pub fn handle(&mut self, now: Duration, input: Input) {
         if self.has_failed {
-            if let Input::Propose { token, .. } = input {
+            if let Input::Propose { token, .. } | Input::Confirm { token } = input {
                 let why = Refusal::Elsewhere { leader: None };
                 self.actions.push_back(Action::Refuse { token, why });
             }
@@ -176,6 +176,12 @@ impl<M: Medium> Replica<M> {
         self.applied
     }
 
+    /// Its snapshot covers all entries below.
+    #[must_use]
+    pub const fn head(&self) -> u64 {
+        self.status.head
+    }
+
     /// The memory that it has.
     pub const fn memory(&self) -> &Memory<M> {
         &self.memory
@@ -192,10 +198,6 @@ impl<M: Medium> Replica<M> {
 
     pub(super) const fn is_switching(&self) -> bool {
         self.switch.is_some()
-    }
-
-    pub(super) const fn head(&self) -> u64 {
-        self.status.head
     }
 
     pub(super) const fn rests(&self) -> bool {
@@ -253,6 +255,7 @@ impl<M: Medium> Replica<M> {
                 }
             }
             Input::Propose { token, value } => self.is_asked(token, value),
+            Input::Confirm { token } => self.is_to_confirm(token),
             Input::Snapshot { index, state } => {
                 self.is_snapshot_asked = false;
                 if index > self.head() {

@@ -249,7 +249,11 @@ impl<S: StateMachine> State<S> {
         out.finish().expect("it has no limit")
     }
 
-    fn restore(bytes: &[u8]) -> Result<Self, Malformed> {
+    /// The state that a [snapshot](Self::snapshot) is of.
+    ///
+    /// # Errors
+    /// The bytes are no snapshot of this service.
+    pub fn restore(bytes: &[u8]) -> Result<Self, Malformed> {
         let mut reader = Reader::new(bytes);
         if reader.u32_le()? != VERSION {
             return reader.fail();

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use remanence_coord::mu::memory::{DECIDED, STATUS, grant_at, request_at};
+use remanence_coord::mu::memory::{DECIDED, PROMISED, STATUS, grant_at, request_at};
 use remanence_coord::mu::{Action, Geometry, Input, Memory, Options, Plane, Replica};
 use remanence_pmem::crash_image::{Choices, CrashImage, Failure};
 use remanence_pmem::layout::Uuid;
@@ -61,7 +61,7 @@ struct Group {
     without_snapshots: BTreeSet<usize>,
     applied: Vec<BTreeMap<u64, Option<Vec<u8>>>>,
     states: Vec<u64>,
-    /// What became of tokens: applied, or given up.
+    /// What became of tokens: applied or confirmed, or given up.
     done: BTreeSet<u64>,
     given_up: BTreeSet<u64>,
     /// Updates that each replica has sent.
@@ -178,6 +178,13 @@ impl Group {
         self.proposed
     }
 
+    fn confirm(&mut self, node: usize) -> u64 {
+        self.proposed += 1;
+        self.handle(node, Input::Confirm { token: self.proposed });
+        self.run();
+        self.proposed
+    }
+
     /// Everything that can happen at this moment.
     fn run(&mut self) {
         loop {
@@ -252,6 +259,9 @@ impl Group {
                     let state = self.states[node].to_le_bytes().to_vec();
                     self.handle(node, Input::Snapshot { index, state });
                 }
+            }
+            Action::Confirmed { token } => {
+                self.done.insert(token);
             }
             Action::Refuse { token, .. } | Action::Forget { token } => {
                 self.given_up.insert(token);
@@ -633,6 +643,84 @@ fn a_leader_that_has_nothing_to_write_learns_that_it_was_replaced() {
     }
     assert_eq!(group.settle(), 0, "it asks with a higher number");
     group.are_equal();
+}
+
+#[test]
+fn who_reads_is_told_at_once_when_a_majority_has_promised_nobody_else() {
+    for replicas in [1, 2, 3, 5] {
+        let mut group = Group::new(replicas);
+        group.settle();
+        let first = group.confirm(0);
+        assert!(group.done.contains(&first), "{replicas}");
+        let elsewhere = group.confirm(usize::from(replicas) - 1);
+        assert_eq!(group.given_up.contains(&elsewhere), replicas > 1, "a follower refuses");
+    }
+}
+
+/// Trap 7 once more: what such a leader has applied is old.
+#[test]
+fn a_leader_that_was_replaced_lets_nobody_read() {
+    let mut group = Group::new(3);
+    group.settle();
+    for (a, b) in [(0, 1), (0, 2), (1, 0), (2, 0)] {
+        group.way(a, b, Plane::Background, Way::Held);
+    }
+    group.pass(LONG);
+    let other = group.propose(1, b"other");
+    assert!(group.done.contains(&other) && group.replica(0).leads().is_some(), "0 does not know it");
+    let token = group.confirm(0);
+    assert!(!group.done.contains(&token), "nobody has said anything");
+    for to in [1, 2] {
+        group.way(0, to, Plane::Background, Way::Open);
+    }
+    group.pass(1);
+    assert!(
+        !group.done.contains(&token) && group.given_up.contains(&token),
+        "they have promised another one"
+    );
+}
+
+/// What an earlier leader may have told somebody of is applied before anybody reads.
+#[test]
+fn a_new_leader_lets_nobody_read_before_what_it_has_found_is_decided() {
+    let mut group = Group::new(3);
+    group.settle();
+    for to in [1, 2] {
+        group.way(0, to, Plane::Replication, Way::Visible);
+    }
+    group.propose(0, b"found");
+    group.way(1, 2, Plane::Replication, Way::Visible);
+    group.kill(0);
+    assert_eq!(group.settle(), 1);
+    let token = group.confirm(1);
+    assert!(!group.done.contains(&token) && group.values(1).is_empty());
+    group.way(1, 2, Plane::Replication, Way::Open);
+    group.run();
+    assert!(group.done.contains(&token));
+    assert_eq!(group.values(1), [b"found"]);
+}
+
+#[test]
+fn a_reader_that_comes_while_others_are_asked_waits_for_the_next_round() {
+    let mut group = Group::new(3);
+    group.settle();
+    for to in [1, 2] {
+        group.way(0, to, Plane::Background, Way::Held);
+    }
+    let first = group.confirm(0);
+    // It was read there, and the answer is on its way.
+    let link = group.links.get_mut(&(0, 1, Plane::Background as u8)).expect("it is there");
+    let (asked, _) = link.sent.pop_front().expect("it is asked");
+    assert!(matches!(asked, Action::Read { offset: PROMISED, len: 8, .. }), "{asked:?}");
+    let bytes = group.word(1, PROMISED).to_le_bytes().to_vec();
+    let second = group.confirm(0);
+    group.handle(0, Input::Read { peer: 1, plane: Plane::Background, bytes });
+    group.run();
+    assert!(group.done.contains(&first), "one of two others is enough");
+    assert!(!group.done.contains(&second), "what was read is older than its question");
+    group.way(0, 1, Plane::Background, Way::Open);
+    group.run();
+    assert!(group.done.contains(&second));
 }
 
 #[test]

@@ -14,6 +14,7 @@ const ACTIVE: &[(&str, f64)] = &[
     ("decided", 20.0),
     ("snapshots", 2.0),
     ("restored", 0.1),
+    ("read", 1.0),
     ("done", 20.0),
     ("sent_again", 1.0),
     ("forgotten", 0.1),

@@ -34,6 +34,8 @@ Work {
     restored,
     /// Commands that clients began.
     begun,
+    /// Those that a leader answered from its state, as it was confirmed.
+    read,
     /// Those that were answered.
     done,
     /// Those of which nothing is known.
@@ -94,6 +96,13 @@ impl State {
         self.answered.insert(which, answer.clone());
         self.answered.retain(|(of, n), _| *of != client || n + KEPT > last.max(number));
         Some((which, answer))
+    }
+
+    /// What a command is answered that changes nothing; nothing for any other.
+    pub(super) fn read(&self, command: &[u8]) -> Option<Vec<u8>> {
+        let mut after = self.counter.clone();
+        let answer = after.apply(command);
+        (after == self.counter).then_some(answer)
     }
 
     pub(super) fn emit(&self) -> Vec<u8> {

@@ -37,6 +37,8 @@ pub struct Mu {
     pub depth: u32,
     /// Bytes of the longest command.
     pub payload: u64,
+    /// Commands that change nothing are not in the log: they are answered from the state of a leader that was confirmed.
+    pub reads: bool,
     /// Mean pause of a client between commands, in nanoseconds.
     pub pause: u64,
     /// How long a client waits for an answer before it asks another replica, at first, in nanoseconds.
@@ -106,6 +108,7 @@ impl Service for Mu {
                 operations: rng.pick(&[10, 40, 120]),
                 depth: rng.pick(&[1, 1, 4, 8]),
                 payload: rng.pick(&[1, 60, 200]),
+                reads: Rng::new(seed, 64).one_in(2),
                 pause: rng.pick(&[500, 5_000, 50_000, 400_000]),
                 endurance: rng.pick(&[300_000, 2_000_000, 10_000_000]),
             },

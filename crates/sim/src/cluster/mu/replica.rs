@@ -112,12 +112,15 @@ impl Member {
         value: Vec<u8>,
         host: &mut Host<'_, Oracle>,
     ) {
-        let Ok((which, _)) = parse(&value) else {
+        let Ok((which, command)) = parse(&value) else {
             return host.core().wrong(format!("what a client sent is no command: {value:?}"));
         };
         self.tokens += 1;
         self.asked.insert(self.tokens, (connection, which));
-        self.replica.handle(now, MuInput::Propose { token: self.tokens, value });
+        let token = self.tokens;
+        let is_read = host.known().plan.own.reads && self.state.read(command).is_some();
+        let input = if is_read { MuInput::Confirm { token } } else { MuInput::Propose { token, value } };
+        self.replica.handle(now, input);
     }
 
     /// Does what is due and what the machine says, until it says nothing more.
@@ -241,6 +244,12 @@ impl Member {
             Action::Snapshot { index } => {
                 host.oracle().work.snapshots += 1;
                 self.replica.handle(now, MuInput::Snapshot { index, state: self.state.emit() });
+            }
+            Action::Confirmed { token } => {
+                host.oracle().work.read += 1;
+                if let Some(answer) = self.state.read(&[]) {
+                    self.answers(token, host, |which| Reply::Done(which, answer));
+                }
             }
             Action::Refuse { token, why } => {
                 host.oracle().work.refused += 1;
