@@ -44,7 +44,6 @@
 pub mod admission;
 mod ahead;
 mod costs;
-mod delays;
 mod error;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
@@ -63,14 +62,14 @@ mod together;
 
 pub use ahead::{Reading, Writing};
 pub use costs::CostSource;
-pub use delays::Delays;
 pub use error::Error;
 pub use grants::Grants;
 pub use remanence_auth::{Role, Token, may_listen};
 pub use remanence_codec::Malformed;
 pub use remanence_service::Deadlines;
 pub use remanence_service::client::{
-    Background, Face, Reactor, ReactorWaker, Timer, Turns, Waiter, at_once, elsewhere,
+    Background, Delays, Face, Reactor, ReactorWaker, Reconnect, Reconnecting, Timer, Turns, Waiter, at_once,
+    elsewhere,
 };
 pub use remanence_service::server::Stop;
 pub use remanence_service::{Meter, Metered};

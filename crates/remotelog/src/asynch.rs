@@ -1,10 +1,13 @@
 //! A log for programs that do not wait: futures, for any executor.
 //!
+//! It is the [`Group`] that a [`Log`](crate::Log) is, which a thread waits for, and decides nothing beside that: here is who has asked for what.
+//!
 //! Nothing here has a task of its own. What servers send, and a time that is over, wake the log in whichever thread waits for its reactor:
 //! that thread goes on with the log there and then, and wakes the tasks whose futures have ended. So does whoever asks for something. The
 //! one that has the log is never waited for: who finds it busy says that there is more to do, and goes away.
 //!
-//! A server that is lost is connected to again, by a thread of its own, and is taken in while the log goes on: it gets what it lacks.
+//! A server that is lost is connected to again, also while nobody asks for anything, and is taken in while the log goes on: it gets what it
+//! lacks.
 //!
 //! An operation begins when its method is called, and not when its future is first polled: begin many, then await them.
 //!
@@ -49,21 +52,17 @@ use remanence_remote::{Background, Face, Reactor, Timer, elsewhere};
 use remanence_verbs::Context;
 
 use crate::client::{self, ConnectOptions, LogReader, ReadError, no_server, said};
-use crate::connection::{CallError, SessionConnection, connect};
+use crate::connection::{self, CallError, SessionConnection};
 use crate::format::Epoch;
 use crate::group::{
-    Action, ConnectionLost, Event, GroupError, Machine, NotTaken, Opened, ReplicaConnection as _,
+    Closing, ConnectionLost, Group, GroupError, NotTaken, Opened, Opening, ReplicaConnection as _, Trimming,
 };
 use crate::store::Status;
 
-/// What is taken from one connection before the others are looked at: whoever copies a whole log holds up nobody.
-const TAKEN: usize = 32;
 /// Records that are taken at a time at most.
 const BATCH: usize = 256;
 /// After so many futures those are forgotten that nobody waits for any more.
 const FORGET: u64 = 1024;
-/// How long a server is left alone after it was connected to, or could not be.
-const PAUSE: Duration = Duration::from_secs(1);
 
 /// A log that is open for its one writer, on one server or on several, for any number of tasks and threads. Clones are the same log, whose
 /// connections end with the last of them and of their futures.
@@ -242,15 +241,16 @@ impl AsyncLog {
         options: &ConnectOptions,
         background: Option<Arc<Background>>,
     ) -> Result<Self, GroupError> {
-        let (on, to, by) = (reactor.clone(), servers.to_vec(), options.clone());
-        let connections = elsewhere(move || connect_all(&on, &to, &by)).await;
-        let state = State::new(reactor, servers, connections, options);
-        let shared = Arc::new_cyclic(|shared| Shared {
-            front: Mutex::default(),
-            state: Mutex::new(state),
-            stirred: AtomicBool::new(false),
-            waker: Waker::from(Arc::new(Stir(Weak::clone(shared)))),
-            names: servers.iter().map(ToString::to_string).collect(),
+        let shared = Arc::new_cyclic(|shared| {
+            let waker = Waker::from(Arc::new(Stir(Weak::clone(shared))));
+            let group = connection::begin(reactor, servers, options, waker.clone());
+            Shared {
+                front: Mutex::default(),
+                state: Mutex::new(State::new(reactor, group)),
+                stirred: AtomicBool::new(false),
+                waker,
+                names: servers.iter().map(ToString::to_string).collect(),
+            }
         });
         let log = Self { shared, _background: background };
         log.ask::<()>(Wanted::Open).await?;
@@ -373,15 +373,12 @@ impl AsyncLog {
     #[must_use]
     pub fn recipes(&self) -> Vec<(String, String, String)> {
         let mut state = self.shared.state();
-        let State { machine, connections, .. } = &mut *state;
-        let part = connections.iter_mut().enumerate().filter(|(n, _)| machine.takes_part(*n));
-        let recipe = |(n, one): (usize, &mut Option<SessionConnection>)| {
-            let one = one.as_mut()?;
+        let recipe = |(name, one): (&str, &mut SessionConnection)| {
             let recipe = one.explain(&PlanRequest::record(64));
             let recipe = recipe.map_or_else(|why| why.to_string(), |(recipe, _)| recipe);
-            Some((machine.name(n).to_owned(), recipe, one.session().region().sentence))
+            (name.to_owned(), recipe, one.session().region().sentence)
         };
-        let recipes = part.filter_map(recipe).collect();
+        let recipes = state.group.connections().map(recipe).collect();
         drop(state);
         // What came meanwhile found the log taken.
         self.shared.go_on();
@@ -449,34 +446,15 @@ impl<T> Future for Pending<T> {
     }
 }
 
-/// Connects to all of them at once: one that does not answer takes its time.
-fn connect_all(
-    reactor: &Reactor,
-    servers: &[SocketAddr],
-    options: &ConnectOptions,
-) -> Vec<Result<SessionConnection, ConnectionLost>> {
-    let to = |server| connect(reactor, server, options.remote.clone(), options.method.clone());
-    std::thread::scope(|scope| {
-        let all: Vec<_> = servers.iter().map(|server| scope.spawn(move || to(*server))).collect();
-        let died = || ConnectionLost("the thread that connected to it has died".to_owned());
-        all.into_iter().map(|one| one.join().unwrap_or_else(|_| Err(died()))).collect()
-    })
-}
-
-/// The log's machine, its connections, and what is waited for.
+/// The log, and what is waited for.
 struct State {
-    machine: Machine,
-    connections: Vec<Option<SessionConnection>>,
-    links: Vec<Link>,
-    servers: Vec<SocketAddr>,
-    options: ConnectOptions,
-    reactor: Reactor,
-    grace: Duration,
-    begun: Instant,
+    group: Group<SessionConnection>,
     timer: Timer,
     /// For when the timer is set.
     alarm: Option<Instant>,
-    opening: Option<Opening>,
+    opening: Option<(Opening, Weak<Answer>)>,
+    /// When it was last looked at what has come to its end.
+    looked: Duration,
     /// Records that have no number yet, in their order.
     appends: VecDeque<Record>,
     /// What opening has done, until that is told.
@@ -484,23 +462,12 @@ struct State {
     /// By the number below which records must be acknowledged, and by the order in which that was asked for.
     waits: BTreeMap<(u64, u64), (u64, Weak<Answer>)>,
     waited: u64,
-    trims: Vec<Trim>,
+    trims: Vec<(Trimming, Weak<Answer>)>,
     catching_up: Vec<Weak<Answer>>,
-    closings: Vec<Closing>,
+    closings: Vec<Ending>,
     /// What is to be given once the log is free, and what is known of it was said.
     ended: Vec<(Arc<Answer>, Outcome)>,
 }
-
-/// A server, as far as it is connected to.
-enum Link {
-    /// It is not connected to again before that, should it be lost.
-    Rests(Instant),
-    /// Somebody connects to it.
-    Connecting(Pin<Box<dyn Future<Output = Made> + Send>>),
-}
-
-/// What came of connecting to a server.
-type Made = Result<SessionConnection, ConnectionLost>;
 
 /// One that has no number yet.
 struct Record {
@@ -511,46 +478,21 @@ struct Record {
     answer: Weak<Answer>,
 }
 
-struct Opening {
-    /// Since when it is open, and waits for those that are slower.
-    since: Option<Duration>,
-    answer: Weak<Answer>,
-}
-
-struct Trim {
+/// Whoever closes the log waits for all records below this number, and then for that.
+struct Ending {
     below: u64,
-    since: Duration,
-    answer: Weak<Answer>,
-}
-
-struct Closing {
-    below: u64,
-    /// Since when all was acknowledged that was asked for, and whether servers are told so.
-    since: Option<Duration>,
-    told: bool,
+    closing: Option<Closing>,
     answer: Weak<Answer>,
 }
 
 impl State {
-    fn new(
-        reactor: &Reactor,
-        servers: &[SocketAddr],
-        connections: Vec<Made>,
-        options: &ConnectOptions,
-    ) -> Self {
-        let (group, begun) = (options.group(), Instant::now());
-        let mut this = Self {
-            machine: Machine::new(servers.iter().map(SocketAddr::to_string), group),
-            connections: servers.iter().map(|_| None).collect(),
-            links: servers.iter().map(|_| Link::Rests(begun + PAUSE)).collect(),
-            servers: servers.to_vec(),
-            options: options.clone(),
-            reactor: reactor.clone(),
-            grace: group.grace,
-            begun,
+    fn new(reactor: &Reactor, group: Group<SessionConnection>) -> Self {
+        Self {
+            group,
             timer: reactor.timer(),
             alarm: None,
             opening: None,
+            looked: Duration::ZERO,
             appends: VecDeque::new(),
             opened: None,
             waits: BTreeMap::new(),
@@ -559,74 +501,20 @@ impl State {
             catching_up: Vec::new(),
             closings: Vec::new(),
             ended: Vec::new(),
-        };
-        for (n, connection) in connections.into_iter().enumerate() {
-            this.take(n, connection);
         }
-        this
-    }
-
-    /// There is a connection to a server, or none to be had.
-    fn take(&mut self, n: usize, made: Made) {
-        let now = self.now();
-        match made {
-            Ok(connection) => {
-                self.connections[n] = Some(connection);
-                self.machine.connected(now, n);
-            }
-            Err(why) => {
-                self.connections[n] = None;
-                self.machine.unreachable(now, n, &why.0);
-            }
-        }
-    }
-
-    /// Connects again to servers that were lost. Whether one of them was connected to, or cannot be; and until when others are left alone.
-    fn bring_back(&mut self, task: &mut Task<'_>) -> (bool, Option<Instant>) {
-        let (mut any, mut next) = (false, None);
-        if !self.machine.is_open() || self.machine.failed().is_some() {
-            return (any, next);
-        }
-        let now = Instant::now();
-        for n in 0..self.servers.len() {
-            if let Link::Rests(until) = self.links[n]
-                && !self.machine.is_there(n)
-            {
-                if now < until {
-                    next = [next, Some(until)].into_iter().flatten().min();
-                    continue;
-                }
-                let (reactor, to, by) = (self.reactor.clone(), self.servers[n], self.options.clone());
-                let connecting = move || connect(&reactor, to, by.remote, by.method);
-                self.links[n] = Link::Connecting(Box::pin(elsewhere(connecting)));
-            }
-            if let Link::Connecting(connecting) = &mut self.links[n]
-                && let Poll::Ready(made) = connecting.as_mut().poll(task)
-            {
-                self.links[n] = Link::Rests(Instant::now() + PAUSE);
-                self.take(n, made);
-                any = true;
-            }
-        }
-        (any, next)
-    }
-
-    fn now(&self) -> Duration {
-        self.begun.elapsed()
     }
 
     /// Says what is known, in the place of what was said before.
     fn tell(&mut self, said: &mut Said) {
-        let machine = &self.machine;
-        let there = self.connections.iter().enumerate().filter(|(n, _)| machine.takes_part(*n));
-        said.next = machine.next();
-        said.acknowledged = machine.acknowledged();
-        said.epoch = Some(machine.epoch());
-        said.quorum = machine.quorum();
-        said.lost = machine.lost();
+        let group = &mut self.group;
+        said.survives = group.survives();
+        said.next = group.next();
+        said.acknowledged = group.acknowledged();
+        said.epoch = Some(group.epoch());
+        said.quorum = group.quorum();
+        said.lost = group.lost();
         said.behind.clear();
-        said.behind.extend((0..self.servers.len()).map(|n| machine.is_behind(n)));
-        said.survives = there.filter_map(|(_, one)| one.as_ref()?.survives()).reduce(Survives::and);
+        said.behind.extend((0..said.quorum.1).map(|n| group.machine().is_behind(n)));
         if let Some(opened) = self.opened.take() {
             said.opened = opened;
         }
@@ -636,10 +524,11 @@ impl State {
     fn go_on(&mut self, asked: VecDeque<(Wanted, Weak<Answer>)>, task: &mut Task<'_>) {
         asked.into_iter().for_each(|(wanted, answer)| self.take_up(wanted, answer));
         loop {
-            let any = self.turn();
+            // What is wrong is said to whoever waits.
+            let _ = self.group.poll();
             self.settle();
             // Of what has come some may lie where no task is woken for it.
-            if !any && !self.machine.has_actions() && self.rests(task) {
+            if !self.group.goes_on() && self.rests(task) {
                 return;
             }
         }
@@ -647,7 +536,7 @@ impl State {
 
     fn take_up(&mut self, wanted: Wanted, answer: Weak<Answer>) {
         match wanted {
-            Wanted::Open => self.opening = Some(Opening { since: None, answer }),
+            Wanted::Open => self.opening = Some((Opening::new(self.group.grace()), answer)),
             Wanted::Append { payloads, durable } => {
                 let last = payloads.len() - 1;
                 let record = |(n, payload)| Record {
@@ -659,14 +548,14 @@ impl State {
                 self.appends.extend(payloads.into_iter().enumerate().map(record));
             }
             Wanted::Acknowledged(below) => self.waits(below, 0, answer),
-            Wanted::Trim(below) => match self.machine.trim(self.now(), below) {
-                Ok(()) => self.trims.push(Trim { below, since: self.now(), answer }),
+            Wanted::Trim(below) => match self.group.begin_trimming(below) {
+                Ok(trimming) => self.trims.push((trimming, answer)),
                 Err(error) => self.end(&answer, Err(error)),
             },
             Wanted::CaughtUp => self.catching_up.push(answer),
             Wanted::Close => {
-                let below = self.machine.next() + self.appends.len() as u64;
-                self.closings.push(Closing { below, since: None, told: false, answer });
+                let below = self.group.next() + self.appends.len() as u64;
+                self.closings.push(Ending { below, closing: None, answer });
             }
         }
     }
@@ -683,64 +572,14 @@ impl State {
         self.ended.extend(answer.upgrade().map(|answer| (answer, outcome)));
     }
 
-    /// Does what is to be done and what is due, and takes what has come. Whether anything had.
-    fn turn(&mut self) -> bool {
-        let now = self.now();
-        if self.machine.deadline().is_some_and(|deadline| now >= deadline) {
-            self.machine.timeout(now);
-        }
-        self.carry_out();
-        let mut any = false;
-        for n in 0..self.connections.len() {
-            for _ in 0..TAKEN {
-                let Some(connection) = &mut self.connections[n] else { break };
-                match connection.poll() {
-                    Ok(None) => break,
-                    Ok(Some(event)) => self.machine.handle(self.begun.elapsed(), n, event),
-                    Err(why) => self.has_lost(n, why),
-                }
-                any = true;
-                self.carry_out();
-            }
-        }
-        any
-    }
-
-    fn carry_out(&mut self) {
-        while let Some(action) = self.machine.poll_action() {
-            let (server, done) = match action {
-                Action::Disconnect { server } => {
-                    self.connections[server] = None;
-                    continue;
-                }
-                Action::Call { server, request } => {
-                    (server, self.connections[server].as_mut().map(|one| one.begin_call(&request)))
-                }
-                Action::Read { server, offset, len } => {
-                    (server, self.connections[server].as_mut().map(|one| one.begin_read(offset, len)))
-                }
-                Action::Append { server, updates, plan } => {
-                    (server, self.connections[server].as_mut().map(|one| one.begin_append(*updates, &plan)))
-                }
-            };
-            if let Some(Err(why)) = done {
-                self.has_lost(server, why);
-            }
-        }
-    }
-
-    fn has_lost(&mut self, n: usize, why: ConnectionLost) {
-        self.connections[n] = None;
-        self.machine.handle(self.begun.elapsed(), n, Event::Lost(why.0));
-    }
-
     /// Ends what has come to its end.
     fn settle(&mut self) {
+        self.looked = SessionConnection::now();
         if !self.opens() {
             return;
         }
         self.append();
-        let acknowledged = self.machine.acknowledged();
+        let acknowledged = self.group.acknowledged();
         while let Some(entry) = self.waits.first_entry()
             && entry.key().0 <= acknowledged
         {
@@ -748,7 +587,8 @@ impl State {
             self.end(&answer, Ok(number));
         }
         self.trims();
-        if !self.catching_up.is_empty() && self.machine.behind().is_empty() && !self.machine.is_settling() {
+        let machine = self.group.machine();
+        if !self.catching_up.is_empty() && machine.behind().is_empty() && !machine.is_settling() {
             for answer in std::mem::take(&mut self.catching_up) {
                 self.end(&answer, Ok(0));
             }
@@ -761,28 +601,19 @@ impl State {
         }
     }
 
-    /// Whether it is open.
+    /// Whether it is open, or has failed.
     fn opens(&mut self) -> bool {
-        let (now, grace) = (self.now(), self.grace);
-        let Some(opening) = &mut self.opening else {
-            return self.machine.is_open() || self.machine.failed().is_some();
+        let machine = self.group.machine();
+        let Some((opening, _)) = &mut self.opening else {
+            return machine.is_open() || machine.failed().is_some();
         };
-        let result = if let Some(error) = self.machine.failed() {
-            Err(error.clone())
-        } else if let Some(short) = self.machine.shortage() {
-            Err(short)
-        } else if self.machine.is_open() {
-            let since = *opening.since.get_or_insert(now);
-            if self.machine.is_settling() && now.saturating_sub(since) < grace {
-                return false;
-            }
-            Ok(0)
-        } else {
-            return false;
+        let result = match opening.is_over(self.looked, machine) {
+            Ok(false) => return false,
+            Ok(true) => Ok(0),
+            Err(error) => Err(error),
         };
-        let answer = Weak::clone(&opening.answer);
-        self.opening = None;
-        self.opened = Some(self.machine.opened());
+        self.opened = Some(machine.opened());
+        let (_, answer) = self.opening.take().expect("it was looked at");
         self.end(&answer, result);
         true
     }
@@ -806,7 +637,7 @@ impl State {
                 return;
             }
             let some: Vec<&[u8]> = self.appends.iter().take(at).map(|record| &record.payload[..]).collect();
-            let count = match self.machine.append_batch(self.now(), &some) {
+            let count = match self.group.try_append_batch(&some) {
                 Ok((_, count)) => count,
                 Err(NotTaken::NotYet) => return,
                 // It may be the fault of any of them.
@@ -826,8 +657,8 @@ impl State {
                     continue;
                 }
             };
-            let first = self.machine.next() - count as u64;
-            for number in first..self.machine.next() {
+            let next = self.group.next();
+            for number in next - count as u64..next {
                 let Record { durable, is_last, answer, .. } = self.appends.pop_front().expect("it was taken");
                 if !is_last {
                     continue;
@@ -842,40 +673,29 @@ impl State {
     }
 
     fn trims(&mut self) {
-        let acks = self.machine.quorum().0;
-        let all = (0..self.connections.len()).filter(|n| self.machine.takes_part(*n)).count();
-        for trim in std::mem::take(&mut self.trims) {
-            let trimmed = self.machine.trimmed(trim.below);
-            let late = self.now().saturating_sub(trim.since) >= self.grace;
-            if trimmed >= acks && (late || trimmed == all) {
-                self.end(&trim.answer, Ok(0));
+        for (trimming, answer) in std::mem::take(&mut self.trims) {
+            if self.group.is_trimmed(self.looked, trimming) {
+                self.end(&answer, Ok(0));
             } else {
-                self.trims.push(trim);
+                self.trims.push((trimming, answer));
             }
         }
     }
 
     fn close(&mut self) {
-        for mut closing in std::mem::take(&mut self.closings) {
-            let (now, acknowledged) = (self.now(), self.machine.acknowledged());
+        for mut ending in std::mem::take(&mut self.closings) {
+            let acknowledged = self.group.acknowledged();
             // Not each record that waited was taken.
-            let all = self.appends.is_empty() && acknowledged >= self.machine.next();
-            if closing.since.is_none() && (all || acknowledged >= closing.below) {
-                closing.since = Some(now);
+            let all = self.appends.is_empty() && acknowledged >= self.group.next();
+            if ending.closing.is_none() && (all || acknowledged >= ending.below) {
+                ending.closing = Some(Closing::new(self.looked));
             }
-            let Some(since) = closing.since else {
-                self.closings.push(closing);
-                continue;
-            };
-            let late = now.saturating_sub(since) >= self.grace;
-            if !closing.told && (late || self.machine.behind().is_empty()) {
-                closing.told = true;
-                self.machine.note_known(now);
-            }
-            if closing.told && (late || !self.machine.is_calling()) {
-                self.end(&closing.answer, Ok(0));
+            if let Some(closing) = &mut ending.closing
+                && self.group.closes(self.looked, closing)
+            {
+                self.end(&ending.answer, Ok(0));
             } else {
-                self.closings.push(closing);
+                self.closings.push(ending);
             }
         }
     }
@@ -889,7 +709,8 @@ impl State {
     }
 
     fn is_alive(&self) -> Result<(), GroupError> {
-        self.machine.failed().map_or_else(|| self.machine.enough(), |error| Err(error.clone()))
+        let machine = self.group.machine();
+        machine.failed().map_or_else(|| machine.enough(), |error| Err(error.clone()))
     }
 
     /// Nothing that is waited for will come.
@@ -897,8 +718,8 @@ impl State {
         let last = |record: Record| record.is_last.then_some(record.answer);
         let appends = std::mem::take(&mut self.appends).into_iter().filter_map(last);
         let waits = std::mem::take(&mut self.waits).into_values().map(|(_, answer)| answer);
-        let trims = std::mem::take(&mut self.trims).into_iter().map(|trim| trim.answer);
-        let closings = std::mem::take(&mut self.closings).into_iter().map(|closing| closing.answer);
+        let trims = std::mem::take(&mut self.trims).into_iter().map(|(_, answer)| answer);
+        let closings = std::mem::take(&mut self.closings).into_iter().map(|ending| ending.answer);
         let catching_up = std::mem::take(&mut self.catching_up);
         let all: Vec<_> = appends.chain(waits).chain(trims).chain(catching_up).chain(closings).collect();
         all.iter().for_each(|answer| self.end(answer, Err(error.clone())));
@@ -906,22 +727,12 @@ impl State {
 
     /// Whether nothing is to be done before the task is woken.
     fn rests(&mut self, task: &mut Task<'_>) -> bool {
-        let (any, back) = self.bring_back(task);
-        if any {
-            return false;
-        }
-        let opening = self.opening.as_ref().and_then(|opening| opening.since);
-        let trims = self.trims.iter().map(|trim| trim.since);
-        let closings = self.closings.iter().filter_map(|closing| closing.since);
-        let graces = opening
-            .into_iter()
-            .chain(trims)
-            .chain(closings)
-            .filter_map(|since| since.checked_add(self.grace));
-        let now = self.now();
-        let first = self.machine.deadline().into_iter().chain(graces.filter(|end| *end > now)).min();
-        let first = first.and_then(|first| self.begun.checked_add(first));
-        let first = [first, back].into_iter().flatten().min();
+        let opening = self.opening.as_ref().and_then(|(opening, _)| opening.deadline());
+        let trims = self.trims.iter().map(|(trimming, _)| trimming.since);
+        let closings = self.closings.iter().filter_map(|ending| Some(ending.closing?.since));
+        let graces = trims.chain(closings).filter_map(|since| self.group.grace_of(self.looked, since));
+        let first = self.group.deadline().into_iter().chain(opening).chain(graces).min();
+        let first = first.and_then(connection::instant);
         // One that comes too early is not moved before it is over: mostly there is an answer first.
         if let Some(first) = first
             && self.alarm.is_none_or(|alarm| first < alarm)
@@ -935,7 +746,7 @@ impl State {
         }
         // Each of them is asked, so that each wakes the task.
         let mut rests = true;
-        for one in self.connections.iter_mut().flatten() {
+        for one in self.group.all_connections() {
             rests &= one.session().poll_ready(task).is_pending();
         }
         rests

@@ -1,6 +1,7 @@
 //! What a user of a log has: one that is open for writing, and one that is read. Both connect by themselves.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use remanence_pmem::Survives;
@@ -81,6 +82,13 @@ impl ConnectOptions {
 ///
 /// [`append`](Self::append) returns when the record is durable; who has many of them begins them by
 /// [`begin_append`](Self::begin_append), and waits once.
+///
+/// A server that is lost is connected to again while the log goes on, which is in its calls: the attempt is made beside, and no call waits for it.
+/// **Nothing is appended a second time for that.** An append that has failed because too few servers were left
+/// ([`GroupError::TooFew`]) is of unknown fate, and is not to be repeated: if it was given a number, that is, if [`next`](Self::next) is above where it
+/// was before, the record has its place in the log and is sent again under that number to a server that comes back without it. So
+/// [`acknowledged`](Self::acknowledged) says what became of it: once it is above the number, the record is durable, for which [`wait`](Self::wait)
+/// can be asked again. Until then, and if this log is given up before, a later writer may find it or not.
 #[derive(Debug)]
 pub struct Log(pub(crate) Group<SessionConnection>);
 
@@ -109,12 +117,9 @@ impl Log {
             return Err(no_server());
         }
         let reactor = Reactor::new(context).map_err(|e| said(&e))?;
-        let to = |server: &SocketAddr| {
-            let connection =
-                connection::connect(&reactor, *server, options.remote.clone(), options.method.clone());
-            (server.to_string(), connection)
-        };
-        Group::open(servers.iter().map(to).collect(), &options.group()).map(|(log, _)| Self(log))
+        let mut group = connection::begin(&reactor, servers, options, Arc::new(reactor.waker()).into());
+        group.wait_until_open()?;
+        Ok(Self(group))
     }
 
     /// Appends a record; its number. When this returns the record is acknowledged: it is durable on as many servers as the log was

@@ -1,18 +1,20 @@
-//! A connection to a server of a log.
+//! A connection to a server of a log, and who makes it: at first, and again when it is lost.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::LazyLock;
+use std::task::{Context as Task, Waker};
 use std::time::{Duration, Instant};
 
 use remanence_persist::plan::Request as PlanRequest;
 use remanence_persist::recipe::{Op, Recipe};
 use remanence_pmem::Survives;
-use remanence_remote::{Error, Face, Options, Plan, Reactor, Reading, Session, Waiter};
+use remanence_remote::{Delays, Error, Face, Options, Plan, Reactor, Reading, Reconnecting, Session, Waiter};
 
 use super::SERVICE;
+use crate::client::ConnectOptions;
 use crate::error::Refused;
-use crate::group::{ConnectionLost, Event, ReplicaConnection};
+use crate::group::{ConnectionLost, Connector, Event, Group, ReplicaConnection};
 use crate::proto::{Request, parse_reply};
 use crate::store::Status;
 use crate::writer::Updates;
@@ -20,6 +22,17 @@ use crate::writer::Updates;
 /// How often a server is asked again that is cutting the connection of an older writer: that takes a turn of its serving
 /// thread, which an application may keep busy.
 const ASKED_AGAIN: usize = 10_000;
+
+/// How long a server is left alone that was tried in vain, or lost as soon as it was there.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Where the clock of all connections begins.
+static BEGUN: LazyLock<Instant> = LazyLock::new(Instant::now);
+
+/// A time of the connections' clock, for the reactor.
+pub(crate) fn instant(at: Duration) -> Option<Instant> {
+    BEGUN.checked_add(at)
+}
 
 /// How updates are made durable.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -94,6 +107,58 @@ pub fn connect(
         reads: VecDeque::new(),
         survives: None,
     })
+}
+
+/// Connects to the servers of a log, on one reactor, each by a thread of its own: nobody waits for one who is not there.
+#[derive(Debug)]
+struct Servers {
+    addrs: Vec<SocketAddr>,
+    options: ConnectOptions,
+    links: Vec<Reconnecting<Result<SessionConnection, ConnectionLost>>>,
+    /// For all connections of the group.
+    waiter: Waiter,
+    /// Whoever goes on with the group is woken by it when an attempt has ended.
+    waker: Waker,
+}
+
+/// Begins to open the log on these servers: see [`Group::begin_by`]. By `waker` whoever goes on with it is woken when an attempt to connect has
+/// ended.
+pub(crate) fn begin(
+    reactor: &Reactor,
+    servers: &[SocketAddr],
+    options: &ConnectOptions,
+    waker: Waker,
+) -> Group<SessionConnection> {
+    let connector = Servers {
+        addrs: servers.to_vec(),
+        options: options.clone(),
+        links: servers.iter().map(|_| Reconnecting::new(Delays::new(PAUSE, PAUSE))).collect(),
+        waiter: reactor.waiter(),
+        waker,
+    };
+    let names = servers.iter().map(ToString::to_string).collect();
+    Group::begin_by(Box::new(connector), names, &options.group())
+}
+
+impl Connector<SessionConnection> for Servers {
+    fn poll(&mut self, server: usize, may: bool) -> Option<Result<SessionConnection, ConnectionLost>> {
+        let Self { addrs, options, links, waiter, waker } = self;
+        let attempt = || {
+            let (reactor, to) = (waiter.reactor().clone(), addrs[server]);
+            let (remote, method) = (options.remote.clone(), options.method.clone());
+            may.then_some(move || connect(&reactor, to, remote, method))
+        };
+        links[server].poll(&mut Task::from_waker(waker), attempt)
+    }
+
+    fn deadline(&self, server: usize) -> Option<Duration> {
+        self.links[server].deadline().map(|at| at.saturating_duration_since(*BEGUN))
+    }
+
+    fn wait(&mut self, limit: Duration) {
+        // A queue that is broken says so to each session that looks.
+        let _ = self.waiter.wait(Instant::now().checked_add(limit));
+    }
 }
 
 fn lost(error: Error) -> ConnectionLost {
@@ -259,7 +324,6 @@ fn next<S, T, E>(
 
 impl ReplicaConnection for SessionConnection {
     fn now() -> Duration {
-        static BEGUN: LazyLock<Instant> = LazyLock::new(Instant::now);
         BEGUN.elapsed()
     }
 

@@ -1,5 +1,11 @@
-//! One log on several servers, for a thread that waits: the machine of [`remanence_coord::log::group`], which decides, a connection to each
-//! server, and their clock. Nothing here waits by itself: [`ReplicaConnection`] does, where a connection is real.
+//! One log on several servers: the machine of [`remanence_coord::log::group`], which decides, a connection to each server, and their clock.
+//!
+//! This is the one driver of that machine. [`Group::poll`] goes on with whatever can be done now, and waits for nothing; who has futures
+//! ([`AsyncLog`](crate::AsyncLog)), or a thread that sleeps for other things as well, has it woken and calls that. The methods that wait do the
+//! same in a loop, in the thread that calls them ([`Log`](crate::Log)): [`ReplicaConnection`] and [`Connector`] wait, where connections are real.
+//!
+//! A server that is lost is connected to again, if there is a [`Connector`]. What was under way there is of unknown fate meanwhile, and is never
+//! sent again as something new: the machine knows each record by its number, and learns from the server what that has of them.
 
 use std::time::Duration;
 
@@ -74,8 +80,38 @@ pub trait ReplicaConnection {
     }
 }
 
-fn elapsed<C: ReplicaConnection>(since: Duration) -> Duration {
-    C::now().saturating_sub(since)
+/// What makes the connections of a group, beside whatever the group does: at first, and again where one was lost.
+pub trait Connector<C>: std::fmt::Debug + Send {
+    /// What has come of connecting to a server that there is no connection to, if an attempt has ended. If none is under way and one is due,
+    /// it begins, if it `may`.
+    fn poll(&mut self, server: usize, may: bool) -> Option<Result<C, ConnectionLost>>;
+
+    /// When the next attempt at a server is due that waits for its time, by the clock of the connections.
+    fn deadline(&self, server: usize) -> Option<Duration>;
+
+    /// As [`ReplicaConnection::wait`], and until an attempt has ended.
+    fn wait(&mut self, limit: Duration);
+}
+
+/// Records that are being given up: see [`Group::is_trimmed`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Trimming {
+    below: u64,
+    pub(crate) since: Duration,
+}
+
+/// A log that is being closed, all of whose records are acknowledged: see [`Group::closes`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Closing {
+    pub(crate) since: Duration,
+    /// Servers were told what to remember.
+    told: bool,
+}
+
+impl Closing {
+    pub(crate) const fn new(now: Duration) -> Self {
+        Self { since: now, told: false }
+    }
 }
 
 /// A log on several servers, open for its one writer.
@@ -83,6 +119,9 @@ fn elapsed<C: ReplicaConnection>(since: Duration) -> Duration {
 pub struct Group<C> {
     machine: Machine,
     connections: Vec<Option<C>>,
+    /// How many connections there were to each server.
+    lives: Vec<u64>,
+    connector: Option<Box<dyn Connector<C>>>,
     grace: Duration,
     /// Turns of waits, of which each has looked at all connections.
     turns: u32,
@@ -103,12 +142,25 @@ impl<C: ReplicaConnection> Group<C> {
     pub fn begin(names: Vec<String>, options: &Options) -> Self {
         Self {
             connections: names.iter().map(|_| None).collect(),
+            lives: vec![0; names.len()],
+            connector: None,
             machine: Machine::new(names, *options),
             grace: options.grace,
             turns: 0,
             looks: 0,
             went_on: false,
         }
+    }
+
+    /// The same, with somebody who connects to them, and again to those that are lost.
+    ///
+    /// # Panics
+    /// With no server.
+    #[must_use]
+    pub fn begin_by(connector: Box<dyn Connector<C>>, names: Vec<String>, options: &Options) -> Self {
+        let mut group = Self { connector: Some(connector), ..Self::begin(names, options) };
+        group.connect(true);
+        group
     }
 
     /// Opens the log on these servers, of which some may be lost already; makes it if all of them are new.
@@ -130,14 +182,22 @@ impl<C: ReplicaConnection> Group<C> {
         for (n, connection) in connections.into_iter().enumerate() {
             group.take(n, connection);
         }
-        let mut opening = Opening::new(options.grace);
+        let opened = group.wait_until_open()?;
+        Ok((group, opened))
+    }
+
+    /// Waits until it is open: see [`open`](Self::open).
+    ///
+    /// # Errors
+    /// As for [`open`](Self::open).
+    pub fn wait_until_open(&mut self) -> Result<Opened, GroupError> {
+        let mut opening = Opening::new(self.grace);
         loop {
-            let any = group.turn();
-            if opening.is_over(C::now(), &group.machine)? {
-                let opened = group.machine.opened();
-                return Ok((group, opened));
+            let any = self.turn();
+            if opening.is_over(C::now(), &self.machine)? {
+                return Ok(self.machine.opened());
             }
-            group.idle(any, opening.deadline());
+            self.idle(any, opening.deadline());
         }
     }
 
@@ -179,6 +239,7 @@ impl<C: ReplicaConnection> Group<C> {
             }
             Ok(connection) => {
                 self.connections[n] = Some(connection);
+                self.lives[n] += 1;
                 self.machine.connected(now, n);
             }
             Err(why) => {
@@ -186,6 +247,32 @@ impl<C: ReplicaConnection> Group<C> {
                 self.machine.unreachable(now, n, &why.0);
             }
         }
+    }
+
+    /// Takes what has come of connecting to servers that there is no connection to, and has the next attempts begin, if they may. Whether
+    /// anything has.
+    fn connect(&mut self, may: bool) -> bool {
+        let mut any = false;
+        for n in 0..self.connections.len() {
+            if self.connections[n].is_none()
+                && let Some(connector) = &mut self.connector
+                && let Some(made) = connector.poll(n, may)
+            {
+                self.take(n, made);
+                any = true;
+            }
+        }
+        any
+    }
+
+    /// When something is due, if nothing comes: to the machine, or an attempt to connect to a server.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Duration> {
+        let away = |n: &usize| self.machine.is_open() && self.connections[*n].is_none();
+        let attempts = self.connector.iter().flat_map(|connector| {
+            (0..self.connections.len()).filter(away).filter_map(move |n| connector.deadline(n))
+        });
+        attempts.chain(self.machine.deadline()).min()
     }
 
     /// What it decides by.
@@ -242,10 +329,10 @@ impl<C: ReplicaConnection> Group<C> {
         self.machine.present()
     }
 
-    /// How long nothing is due, if nothing comes: see [`Machine::deadline`].
+    /// How long nothing is due, if nothing comes: see [`deadline`](Self::deadline).
     #[must_use]
     pub fn rests(&self) -> Duration {
-        self.machine.deadline().map_or(Duration::MAX, |deadline| deadline.saturating_sub(C::now()))
+        self.deadline().map_or(Duration::MAX, |deadline| deadline.saturating_sub(C::now()))
     }
 
     /// The connections to servers that take part.
@@ -260,6 +347,20 @@ impl<C: ReplicaConnection> Group<C> {
     /// The connection to a server, if that takes part. Servers are counted as they were named when the group was opened.
     pub fn connection(&mut self, server: usize) -> Option<&mut C> {
         self.connections.get_mut(server).filter(|_| self.machine.takes_part(server))?.as_mut()
+    }
+
+    /// How many connections to a server there have been: what was begun on one does not end on the next.
+    ///
+    /// # Panics
+    /// There is no such server.
+    #[must_use]
+    pub fn life(&self, server: usize) -> u64 {
+        self.lives[server]
+    }
+
+    /// All connections that there are.
+    pub(crate) fn all_connections(&mut self) -> impl Iterator<Item = &mut C> {
+        self.connections.iter_mut().flatten()
     }
 
     /// Appends a record; its number. When this returns the record is acknowledged: it is durable on as many servers as the group
@@ -311,13 +412,21 @@ impl<C: ReplicaConnection> Group<C> {
     /// # Errors
     /// Nothing was appended.
     pub fn try_append(&mut self, payload: &[u8]) -> Result<u64, NotTaken> {
-        let taken = self.machine.append_batch(C::now(), &[payload]);
+        self.try_append_batch(&[payload]).map(|(sequence, _)| sequence)
+    }
+
+    /// The same of the first of these records, as many as fit: the number of the first, and how many.
+    ///
+    /// # Errors
+    /// Nothing was appended.
+    pub fn try_append_batch(&mut self, payloads: &[&[u8]]) -> Result<(u64, usize), NotTaken> {
+        let taken = self.machine.append_batch(C::now(), payloads);
         if matches!(taken, Err(NotTaken::Refused(GroupError::Append(AppendError::Full { .. })))) {
             // What has come says perhaps that a log was trimmed.
             self.turn();
         }
         self.carry_out();
-        taken.map(|(sequence, _)| sequence)
+        taken
     }
 
     /// Whether there may be more than the last look took, or something to be looked at that it began: who would sleep looks again first.
@@ -374,21 +483,51 @@ impl<C: ReplicaConnection> Group<C> {
     /// # Errors
     /// They are not acknowledged, or too few servers are left.
     pub fn trim(&mut self, below: u64) -> Result<(), GroupError> {
-        self.machine.trim(C::now(), below)?;
-        let acks = self.quorum().0;
-        let begin = C::now();
+        let trimming = self.begin_trimming(below)?;
         loop {
             let any = self.turn();
-            let trimmed = self.machine.trimmed(below);
-            let late = elapsed::<C>(begin) >= self.grace;
-            let all = (0..self.connections.len()).filter(|n| self.machine.takes_part(*n)).count();
-            if trimmed >= acks && (late || trimmed == all) {
+            let now = C::now();
+            if self.is_trimmed(now, trimming) {
                 return Ok(());
             }
             self.machine.enough()?;
             self.is_alive()?;
-            self.idle(any, (!late).then_some(begin + self.grace));
+            self.idle(any, self.grace_of(now, trimming.since));
         }
+    }
+
+    /// Begins to give up the records below that number.
+    pub(crate) fn begin_trimming(&mut self, below: u64) -> Result<Trimming, GroupError> {
+        self.begin_trim(below)?;
+        Ok(Trimming { below, since: C::now() })
+    }
+
+    /// Whether as many servers as acknowledge have given them up, and the others too or had their time.
+    pub(crate) fn is_trimmed(&self, now: Duration, Trimming { below, since }: Trimming) -> bool {
+        let trimmed = self.machine.trimmed(below);
+        let all = (0..self.connections.len()).filter(|n| self.machine.takes_part(*n)).count();
+        trimmed >= self.quorum().0 && (now.saturating_sub(since) >= self.grace || trimmed == all)
+    }
+
+    /// Goes on with closing; whether that is over: the servers remember what is acknowledged, or had their time.
+    pub(crate) fn closes(&mut self, now: Duration, closing: &mut Closing) -> bool {
+        let late = now.saturating_sub(closing.since) >= self.grace;
+        if !closing.told && (late || self.machine.behind().is_empty()) {
+            closing.told = true;
+            self.machine.note_known(now);
+            self.carry_out();
+        }
+        closing.told && (late || !self.machine.is_calling())
+    }
+
+    /// Until when slower servers are waited for, if that was not over when it was looked whether they are.
+    pub(crate) fn grace_of(&self, looked: Duration, since: Duration) -> Option<Duration> {
+        since.checked_add(self.grace).filter(|end| *end > looked)
+    }
+
+    /// How long slower servers are waited for.
+    pub(crate) const fn grace(&self) -> Duration {
+        self.grace
     }
 
     /// As [`trim`](Self::trim), but does not wait: the servers do so while the group is polled.
@@ -431,21 +570,15 @@ impl<C: ReplicaConnection> Group<C> {
     /// Too few servers are left.
     pub fn close(mut self) -> Result<(), GroupError> {
         self.wait(self.next())?;
-        let begin = C::now();
-        while self.machine.behind().iter().any(|_| elapsed::<C>(begin) < self.grace) {
+        let mut closing = Closing::new(C::now());
+        loop {
             let any = self.turn();
-            self.idle(any, Some(begin + self.grace));
-        }
-        self.machine.note_known(C::now());
-        while {
-            let any = self.turn();
-            let going = self.machine.is_calling() && elapsed::<C>(begin) < self.grace;
-            if going {
-                self.idle(any, Some(begin + self.grace));
+            let now = C::now();
+            if self.closes(now, &mut closing) {
+                return Ok(());
             }
-            going
-        } {}
-        Ok(())
+            self.idle(any, self.grace_of(now, closing.since));
+        }
     }
 
     /// Carries out what is to be done. Whether anything was.
@@ -511,6 +644,7 @@ impl<C: ReplicaConnection> Group<C> {
                 }
             }
         }
+        any |= self.connect(self.machine.is_open());
         self.went_on = self.carry_out() || any;
         self.went_on
     }
@@ -541,11 +675,12 @@ impl<C: ReplicaConnection> Group<C> {
         if self.time_out() {
             return;
         }
-        let first = [self.machine.deadline(), until].into_iter().flatten().min();
+        let first = [self.deadline(), until].into_iter().flatten().min();
         let limit = first.map_or(Duration::MAX, |first| first.saturating_sub(C::now()));
-        match self.connections.iter_mut().flatten().next() {
-            Some(one) => one.wait(limit),
-            None => C::yield_now(),
+        match (&mut self.connector, self.connections.iter_mut().flatten().next()) {
+            (Some(connector), _) => connector.wait(limit),
+            (None, Some(one)) => one.wait(limit),
+            (None, None) => C::yield_now(),
         }
     }
 }
@@ -572,7 +707,7 @@ mod tests {
     use std::cell::Cell;
     use std::collections::VecDeque;
     use std::rc::Rc;
-    use std::sync::Arc;
+    use std::sync::{Arc, Mutex};
 
     use remanence_codec::{Malformed, Reader};
     use remanence_coord::replicated::sessions::Known;
@@ -659,6 +794,78 @@ mod tests {
         Store::create(image, &make).expect("fair")
     }
 
+    /// A server that is new.
+    fn new_server(n: u8) -> AtOnce {
+        let (there, slept, is_gone) = (Rc::default(), Rc::default(), Rc::default());
+        AtOnce { store: store(n), came: VecDeque::new(), there, slept, is_gone }
+    }
+
+    /// Goes on as long as there is something to do.
+    fn go_on(group: &mut Group<AtOnce>) {
+        while group.poll().is_ok() && group.goes_on() {}
+    }
+
+    /// What is told of attempts at each server: `None`, it has not ended; a new server, or none.
+    #[derive(Clone, Debug, Default)]
+    struct Scripted(Arc<Mutex<Script>>);
+
+    #[derive(Debug, Default)]
+    struct Script {
+        told: [VecDeque<Option<Result<u8, ()>>>; 3],
+        /// Which servers were asked for, and whether an attempt might begin.
+        asked: Vec<(usize, bool)>,
+    }
+
+    impl Connector<AtOnce> for Scripted {
+        fn poll(&mut self, server: usize, may: bool) -> Option<Result<AtOnce, ConnectionLost>> {
+            let mut script = self.0.lock().expect("whole");
+            script.asked.push((server, may));
+            let made = script.told[server].pop_front().flatten()?;
+            Some(made.map(new_server).map_err(|()| ConnectionLost("it is away".into())))
+        }
+
+        fn deadline(&self, server: usize) -> Option<Duration> {
+            Some(Duration::from_secs(server as u64))
+        }
+
+        fn wait(&mut self, _: Duration) {}
+    }
+
+    #[test]
+    fn a_server_is_connected_to_when_the_log_begins_and_again_while_it_is_open_and_the_server_away() {
+        let scripted = Scripted::default();
+        let tell = |server: usize, told| scripted.0.lock().expect("whole").told[server].push_back(told);
+        let asked = || std::mem::take(&mut scripted.0.lock().expect("whole").asked);
+        tell(0, Some(Ok(1)));
+        tell(1, Some(Ok(2)));
+        let names = ["s1", "s2", "s3"].map(ToOwned::to_owned);
+        let options = Options::new(1, Uuid([9; 16])).acks(Some(2));
+        let mut group = Group::begin_by(Box::new(scripted.clone()), names.to_vec(), &options);
+        assert_eq!(asked(), [(0, true), (1, true), (2, true)], "to all at once");
+        go_on(&mut group);
+        assert!(!group.machine().is_open() && asked().iter().all(|asked| *asked == (2, false)));
+        tell(2, Some(Ok(3)));
+        go_on(&mut group);
+        assert!(group.machine().is_open());
+        asked();
+        assert_eq!(group.try_append(b"one"), Ok(0));
+        go_on(&mut group);
+        assert_eq!((asked(), group.deadline()), (vec![], None), "all are there");
+        group.lose(2, ConnectionLost("the cable was pulled".into()));
+        assert_eq!(group.deadline(), Some(Duration::from_secs(2)), "it is tried again then");
+        go_on(&mut group);
+        assert!(asked().iter().all(|asked| *asked == (2, true)));
+        tell(2, Some(Err(())));
+        go_on(&mut group);
+        assert_eq!(group.lost(), [("s3".to_owned(), "it is away".to_owned())]);
+        assert_eq!((group.life(1), group.life(2)), (1, 1));
+        // It comes back with nothing, and gets what it lacks.
+        tell(2, Some(Ok(4)));
+        go_on(&mut group);
+        assert_eq!((group.life(1), group.life(2), group.deadline()), (1, 2, None));
+        assert!(group.lost().is_empty() && group.machine().takes_part(2) && !group.machine().is_behind(2));
+    }
+
     /// What it is told, and how often.
     #[derive(Default)]
     struct Sum(u64);
@@ -743,25 +950,21 @@ mod tests {
     #[test]
     fn a_group_that_is_begun_opens_when_enough_have_come_and_takes_no_record_before() {
         let names = ["s1", "s2", "s3"].map(ToOwned::to_owned);
-        let connect = |n: u8| {
-            let (there, slept, is_gone) = (Rc::default(), Rc::default(), Rc::default());
-            AtOnce { store: store(n), came: VecDeque::new(), there, slept, is_gone }
-        };
         let options = Options::new(1, Uuid([9; 16])).acks(Some(2));
         let mut group = Group::begin(names.to_vec(), &options);
         let go_on = |group: &mut Group<AtOnce>| {
-            while group.poll().is_ok() && group.goes_on() {}
+            go_on(group);
             (group.machine().is_open(), group.machine().shortage().is_some())
         };
         assert_eq!(go_on(&mut group), (false, false), "it is not known yet whether they are there");
         assert_eq!(group.try_append(b"early"), Err(NotTaken::NotYet));
-        group.reconnect_to(0, Ok(connect(1)));
+        group.reconnect_to(0, Ok(new_server(1)));
         group.reconnect_to(1, Err(ConnectionLost("it is away".into())));
         assert_eq!(go_on(&mut group), (false, false));
         group.reconnect_to(2, Err(ConnectionLost("it is away".into())));
         assert_eq!(go_on(&mut group), (false, true), "a new log needs all of them");
-        group.reconnect_to(1, Ok(connect(2)));
-        group.reconnect_to(2, Ok(connect(3)));
+        group.reconnect_to(1, Ok(new_server(2)));
+        group.reconnect_to(2, Ok(new_server(3)));
         assert_eq!(go_on(&mut group), (true, false));
         assert_eq!(group.try_append(b"one"), Ok(0));
         go_on(&mut group);

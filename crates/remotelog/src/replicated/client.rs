@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 
 use remanence_coord::replicated::record::COMMAND_HEADER;
 use remanence_pmem::Survives;
-use remanence_remote::{Background, Delays, Face, Reactor, Session, Token, Turns, at_once, elsewhere};
+use remanence_remote::{
+    Background, Delays, Face, Reactor, Reconnect, Session, Timer, Token, Turns, at_once, elsewhere,
+};
 use remanence_verbs::Context;
 
 use super::{Refusal, Reply, Request, SERVICE, SURVIVES};
@@ -88,6 +90,7 @@ impl std::fmt::Debug for ClientError {
 #[derive(Debug)]
 pub struct Client {
     reactor: Reactor,
+    timer: Timer,
     hosts: Vec<SocketAddr>,
     options: ClientOptions,
     /// The host that is asked, and the connection to it.
@@ -127,8 +130,8 @@ impl Client {
         if hosts.is_empty() {
             return Err(no_host("no host was named; name all that may have the service"));
         }
-        let (reactor, hosts) = (reactor.clone(), hosts.to_vec());
-        Ok(Self { reactor, hosts, options, at: 0, connection: None, session: None, number: 0 })
+        let (reactor, timer, hosts) = (reactor.clone(), reactor.timer(), hosts.to_vec());
+        Ok(Self { reactor, timer, hosts, options, at: 0, connection: None, session: None, number: 0 })
     }
 
     /// Has a command carried out once, by whichever host has the service; what it was answered. When this returns, the command and its
@@ -189,7 +192,7 @@ impl Client {
         let mut attempts = 0;
         // An attempt was perhaps carried out: what another host takes or not says nothing of that.
         let mut is_unknown = false;
-        let mut delays = Delays::new(AGAIN, AGAIN_MAX);
+        let mut reconnect = Reconnect::new(Delays::new(AGAIN, AGAIN_MAX));
         loop {
             let why = match self.ask_once(face, request, &mut is_unknown).await {
                 Ok(Reply::Unknown(why)) => {
@@ -217,8 +220,8 @@ impl Client {
                 return Err(ClientError::Unknown(why));
             }
             if attempts % self.hosts.len() == 0 {
-                let left = until.saturating_duration_since(Instant::now());
-                self.rest(face, delays.next_delay().min(left)).await;
+                reconnect.failed(Instant::now());
+                reconnect.due(face, &mut self.timer).await;
             }
         }
     }
@@ -253,13 +256,6 @@ impl Client {
         match face {
             Face::Thread => dial(),
             Face::Task => elsewhere(dial).await,
-        }
-    }
-
-    async fn rest(&self, face: Face, time: Duration) {
-        match face {
-            Face::Thread => std::thread::sleep(time),
-            Face::Task => drop(self.reactor.within(time, std::future::pending::<()>()).await),
         }
     }
 }

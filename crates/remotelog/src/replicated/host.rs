@@ -2,15 +2,15 @@
 //!
 //! The serving thread waits for nothing but what it sleeps on: messages of clients, what comes from the log's servers, for which a thread of
 //! its own waits and wakes it ([`Arrivals`]), and the next deadline. Each turn appends what has come since the last one, and answers what is
-//! acknowledged by then, or will not be. Servers are connected to by a thread each, at first and when they were lost.
+//! acknowledged by then, or will not be. Servers are connected to beside, at first and when they were lost, which wakes it too.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Wake;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use remanence_coord::replicated::{Read, Replica, Reply, Request, StateMachine};
 use remanence_persist::Config;
@@ -22,13 +22,9 @@ use remanence_remote::{
 use remanence_verbs::Context;
 
 use super::{Limits, SERVICE, SURVIVES};
-use crate::client::ConnectOptions;
-use crate::connection::{SessionConnection, connect};
-use crate::error::Refused;
+use crate::client::{ConnectOptions, no_server, said};
+use crate::connection::{self, SessionConnection};
 use crate::group::{ConnectionLost, Group, GroupError, ReplicaConnection};
-
-/// How long a server is left alone to which there was no connection to be had.
-const PAUSE: Duration = Duration::from_secs(1);
 
 /// How long a server of the log may say nothing, if nothing is said of that.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -211,12 +207,12 @@ impl<S: StateMachine + Send + 'static> Host<S> {
     /// a command, which is named, and every host of the same release would. The device is gone.
     pub fn run(&mut self, stop: &Stop) -> Result<Stats, HostError> {
         if self.logs.is_empty() {
-            return Err(GroupError::from(Refused::Said(NOBODY.to_owned())).into());
+            return Err(no_server().into());
         }
         let reactor = Reactor::new(&self.context).map_err(remanence_remote::Error::from)?;
         let control = self.server.cutter();
         let arrivals = Arrivals::start(&reactor, control.clone())?;
-        let hosting = Hosting::begin(&self.logs, &self.options, reactor, control);
+        let hosting = Hosting::begin(&self.logs, &self.options, &reactor, control);
         *lock(&self.hosting) = Some(hosting);
         let served = self.server.run(stop);
         drop(arrivals);
@@ -226,13 +222,6 @@ impl<S: StateMachine + Send + 'static> Host<S> {
             None => Ok(served?),
         }
     }
-}
-
-/// Said to who names no server.
-const NOBODY: &str = "no server was named; name all servers of the log";
-
-fn no_thread(error: &std::io::Error) -> String {
-    format!("the system gives no thread: {error}")
 }
 
 /// What is there is whole between any two statements that can panic.
@@ -262,7 +251,7 @@ impl Arrivals {
             }
         };
         let thread = std::thread::Builder::new().name("replicated-arrivals".into()).spawn(wait);
-        let thread = thread.map_err(|e| GroupError::from(Refused::Said(no_thread(&e))))?;
+        let thread = thread.map_err(|e| said(&format!("the system gives no thread: {e}")))?;
         Ok(Self { reactor: reactor.clone(), over, thread: Some(thread) })
     }
 }
@@ -278,22 +267,21 @@ impl Drop for Arrivals {
     }
 }
 
-/// What came of connecting to a server of the log.
-type Made = (usize, Result<SessionConnection, ConnectionLost>);
+/// Wakes the serving thread.
+struct Serving(SessionControl);
 
-/// A server of the log, as far as it is connected to.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Link {
-    /// A thread connects to it.
-    Connecting,
-    /// It is not connected to again before that, should it be lost.
-    Rests(Instant),
+impl Wake for Serving {
+    fn wake(self: Arc<Self>) {
+        self.0.wake();
+    }
 }
 
 /// What the replica reads of the log; begun, if the session had room.
 #[derive(Debug)]
 struct Part {
     read: Read,
+    /// The connection that it is read over: nothing of it comes over a later one.
+    life: u64,
     reading: Option<Reading>,
 }
 
@@ -312,56 +300,28 @@ impl Part {
 struct Hosting<S> {
     log: Group<SessionConnection>,
     replica: Replica<S>,
-    options: ConnectOptions,
-    logs: Vec<SocketAddr>,
-    reactor: Reactor,
+    patience: Duration,
     control: SessionControl,
     /// Who asked what is not answered yet.
     asked: BTreeMap<u64, Unanswered>,
     tokens: u64,
     /// What is read, also of those whom the replica waits for no longer: it takes room in their sessions until it has come.
     parts: Vec<Part>,
-    links: Vec<Link>,
-    made: (Sender<Made>, Receiver<Made>),
     ended: Option<GroupError>,
 }
 
 impl<S: StateMachine> Hosting<S> {
-    fn begin(logs: &[SocketAddr], options: &HostOptions, reactor: Reactor, control: SessionControl) -> Self {
-        let names = logs.iter().map(ToString::to_string).collect();
-        let mut hosting = Self {
-            log: Group::begin(names, &options.log.group()),
+    fn begin(logs: &[SocketAddr], options: &HostOptions, reactor: &Reactor, control: SessionControl) -> Self {
+        let waker = Arc::new(Serving(control.clone())).into();
+        Self {
+            log: connection::begin(reactor, logs, &options.log, waker),
             replica: Replica::new(options.limits),
-            options: options.log.clone(),
-            logs: logs.to_vec(),
-            reactor,
+            patience: options.log.patience,
             control,
             asked: BTreeMap::new(),
             tokens: 0,
             parts: Vec::new(),
-            links: vec![Link::Connecting; logs.len()],
-            made: channel(),
             ended: None,
-        };
-        (0..logs.len()).for_each(|server| hosting.connect(server));
-        hosting
-    }
-
-    /// Connects to a server of the log by a thread of its own, which ends when that has an outcome: nobody waits for somebody who is not there.
-    fn connect(&mut self, server: usize) {
-        let (reactor, to, control) = (self.reactor.clone(), self.logs[server], self.control.clone());
-        let (remote, method) = (self.options.remote.clone(), self.options.method.clone());
-        let made = self.made.0.clone();
-        self.links[server] = Link::Connecting;
-        let connecting = move || {
-            let connection = connect(&reactor, to, remote, method);
-            // If nobody is there to take it any more, nobody wants it.
-            let _ = made.send((server, connection));
-            control.wake();
-        };
-        if let Err(e) = std::thread::Builder::new().name("replicated-connect".into()).spawn(connecting) {
-            let _ = self.made.0.send((server, Err(ConnectionLost(no_thread(&e)))));
-            self.control.wake();
         }
     }
 
@@ -375,7 +335,7 @@ impl<S: StateMachine> Hosting<S> {
             Ok(request) => {
                 self.tokens += 1;
                 self.asked.insert(self.tokens, unanswered);
-                self.replica.submit(self.tokens, SessionConnection::now() + self.options.patience, request);
+                self.replica.submit(self.tokens, SessionConnection::now() + self.patience, request);
             }
             Err(malformed) => self.control.answer(unanswered, Err(malformed.to_string())),
         }
@@ -383,19 +343,6 @@ impl<S: StateMachine> Hosting<S> {
 
     /// Does what there is to do, and says how long there will be nothing. Nothing: it is over.
     fn turn(&mut self) -> Option<Duration> {
-        while let Ok((server, connection)) = self.made.1.try_recv() {
-            self.links[server] = Link::Rests(Instant::now() + PAUSE);
-            // What was read over an older one will not come any more.
-            let replica = &mut self.replica;
-            self.parts.retain(|part| {
-                let stays = part.read.server != server;
-                if !stays {
-                    replica.came(part.read.number, None);
-                }
-                stays
-            });
-            self.log.reconnect_to(server, connection);
-        }
         loop {
             // What is wrong the replica sees, too.
             let _ = self.log.poll();
@@ -416,37 +363,22 @@ impl<S: StateMachine> Hosting<S> {
             return None;
         }
         let due = self.replica.deadline().map(|due| due.saturating_sub(SessionConnection::now()));
-        [Some(self.log.rests()), due, self.bring_back()].into_iter().flatten().min()
-    }
-
-    /// Connects again to servers that were lost. How long others of them are still left alone.
-    fn bring_back(&mut self) -> Option<Duration> {
-        if !self.log.machine().is_open() {
-            return None;
-        }
-        let (now, mut next) = (Instant::now(), None);
-        for server in 0..self.logs.len() {
-            match self.links[server] {
-                Link::Rests(until) if !self.log.machine().is_there(server) => {
-                    if now < until {
-                        next = [next, Some(until - now)].into_iter().flatten().min();
-                    } else {
-                        self.connect(server);
-                    }
-                }
-                _ => {}
-            }
-        }
-        next
+        Some(due.map_or(self.log.rests(), |due| due.min(self.log.rests())))
     }
 
     /// Reads what the replica wants to be read, as far as that goes without waiting. Whether something has come of it.
     fn read(&mut self) -> bool {
-        self.parts.extend(self.replica.poll_read().map(|read| Part { read, reading: None }));
+        self.parts.extend(self.replica.poll_read().map(|read| Part {
+            life: self.log.life(read.server),
+            read,
+            reading: None,
+        }));
         let (mut any, mut n) = (false, 0);
         while let Some(part) = self.parts.get_mut(n) {
             let Read { number, server, .. } = part.read;
-            let came = match self.log.connection(server).map(|server| part.take(server.session())) {
+            let is_there = self.log.life(server) == part.life;
+            let connection = self.log.connection(server).filter(|_| is_there);
+            let came = match connection.map(|connection| part.take(connection.session())) {
                 Some(Ok(None)) => {
                     n += 1;
                     continue;

@@ -12,7 +12,7 @@ use std::time::Duration;
 use remanence_pmem::Survives;
 use remanence_remote::{Reactor, Stop};
 use remanence_remotelog::{
-    AsyncLog, AsyncLogReader, ConnectOptions, GroupError, LogOptions, LogReader, LogServer, Record,
+    AsyncLog, AsyncLogReader, ConnectOptions, GroupError, Log, LogOptions, LogReader, LogServer, Record,
 };
 use remanence_verbs::{Context, Options};
 use tempfile::TempDir;
@@ -314,6 +314,59 @@ fn each_server_in_turn_is_started_again_and_the_writer_goes_on() {
     }
     assert!(log.behind().is_empty() && log.opened().lost.is_empty());
     assert_eq!(log.recipes().len(), 3);
+}
+
+/// The blocking log is the same group. It connects again in its calls, and nothing is appended twice for that.
+#[test]
+fn a_log_that_waits_goes_on_with_a_server_that_was_started_again_and_repeats_nothing() {
+    let mut server = Server::new();
+    let mut log = Log::connect_to(&[server.addr], &to()).expect("it opens");
+    assert_eq!(log.append(&payload(0)), Ok(0));
+    server.end();
+    // Nobody has looked since: it has its number before it is found out that the server is gone.
+    let _ = log.begin_append(&payload(1));
+    assert_eq!(log.next(), 2);
+    let lost = log.wait(2).expect_err("nobody is there");
+    assert!(matches!(lost, GroupError::TooFew { .. }), "{lost:?}");
+    assert_eq!((log.acknowledged(), log.lost().len()), (1, 1), "nobody knows what became of it");
+    let refused = log.append(&payload(9)).expect_err("nobody is there");
+    assert!(matches!(refused, GroupError::TooFew { .. }) && log.next() == 2, "it has no number: {refused:?}");
+    server.start_again(false);
+    while log.wait(2).is_err() {
+        thread::yield_now();
+    }
+    assert!(log.acknowledged() == 2 && log.lost().is_empty());
+    assert_eq!(log.append(&payload(2)), Ok(2), "in the same epoch");
+    log.close().expect("it is there");
+    let read: Vec<Vec<u8>> = server.read().into_iter().map(|record| record.payload).collect();
+    assert_eq!(read, [payload(0), payload(1), payload(2)]);
+}
+
+/// Of three servers two are enough: who waits for a record goes on meanwhile, and the third gets it when it is back.
+#[test]
+fn a_log_that_waits_takes_a_server_in_again_in_its_calls() {
+    let mut servers = [(); 3].map(|()| Server::new());
+    let mut log = Log::connect_to(&addresses(&servers), &to().acks(2)).expect("it opens");
+    for (turn, is_empty) in [(0, false), (1, true)] {
+        servers[turn].end();
+        while log.lost().is_empty() {
+            log.poll().expect("two are enough");
+        }
+        log.append(&payload(log.next())).expect("two are enough");
+        servers[turn].start_again(is_empty);
+        while !log.lost().is_empty() {
+            log.poll().expect("two are enough");
+            thread::yield_now();
+        }
+        log.append(&payload(log.next())).expect("all are there");
+        let next = log.next();
+        while log.group().machine().is_behind(turn) {
+            log.poll().expect("all are there");
+        }
+        let read: Vec<Vec<u8>> = servers[turn].read().into_iter().map(|record| record.payload).collect();
+        assert_eq!(read, (0..next).map(payload).collect::<Vec<_>>(), "server {turn}");
+    }
+    log.close().expect("all are there");
 }
 
 #[test]

@@ -10,14 +10,20 @@
 //! [`Timer`] is over, while some thread waits ([`Reactor::in_background`], or the task's own: [`Reactor::block_on`]). What waits for
 //! more than one thing is written once for both: `faces.rs`.
 //!
+//! A connection that is lost is made again, after delays that grow: `reconnect.rs` says when, for every client.
+//!
 //! Where a client can do one thing at a time, its tasks take turns: `turns.rs`.
 //!
 //! Read first: `reactor.rs`, whose head says who waits and who is woken.
 
+mod delays;
 mod faces;
 mod reactor;
+mod reconnect;
 mod turns;
 
+pub use delays::Delays;
 pub use faces::{Face, at_once, elsewhere};
 pub use reactor::{Background, Came, Canceller, Endpoint, Reactor, ReactorWaker, Timer, Waiter};
+pub use reconnect::{Reconnect, Reconnecting};
 pub use turns::{Turn, Turns};

@@ -560,6 +560,13 @@ impl Inner {
     }
 }
 
+/// For a task that a thread carries out which waits for any session.
+impl Wake for ReactorWaker {
+    fn wake(self: Arc<Self>) {
+        Self::wake(&self);
+    }
+}
+
 /// Wakes the task of [`Reactor::block_on`].
 struct Woken {
     is: AtomicBool,
@@ -676,6 +683,12 @@ impl Timer {
             self.due = at;
             self.registration.set_deadline(at);
         }
+    }
+
+    /// Waits until then.
+    pub async fn over(&mut self, at: Instant) {
+        self.set(Some(at));
+        std::future::poll_fn(|task| self.poll_over(task)).await;
     }
 
     /// Ready once when its time is over, as far as a thread that waits has seen; it has to be set again then. Until then the task

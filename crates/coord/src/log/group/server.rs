@@ -101,7 +101,7 @@ impl Server {
         Self {
             name,
             step: Step::Expected,
-            why: String::new(),
+            why: "it has not answered yet".to_owned(),
             uuid: None,
             status: None,
             writer: None,

@@ -35,6 +35,12 @@ impl Delays {
         whole / 2 + (whole / 2).mul_f64((self.random >> 11) as f64 / (1_u64 << 53) as f64)
     }
 
+    /// The longest one.
+    #[must_use]
+    pub const fn most(&self) -> Duration {
+        self.most
+    }
+
     /// An attempt has succeeded: the next delay is the first one again.
     pub const fn reset(&mut self) {
         self.next = self.first;
