@@ -246,7 +246,47 @@ struct Bench<'a> {
     /// Files of this run.
     stores: u64,
     progress: &'a mut dyn FnMut(u64, u64, &str),
-    steps: (u64, u64),
+    steps: Steps,
+}
+
+/// How far a run is, in steps: one is a cell of a block.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+struct Steps {
+    done: u64,
+    /// Of how many, as far as it is known.
+    of: u64,
+    /// Those of parts that have not begun.
+    later: u64,
+    /// Those that were done when the block under way began.
+    block: u64,
+}
+
+impl Steps {
+    /// A part begins, which has planned so many.
+    const fn part(&mut self, planned: u64) {
+        self.later = self.later.saturating_sub(planned);
+        self.of = self.done + planned + self.later;
+    }
+
+    /// A block begins, behind which there are `more` until bars are looked at. Each has as many steps as the one before: what is measured for
+    /// bars that are open is less than all.
+    const fn next_block(&mut self, is_first: bool, more: u64) {
+        let each = self.done - self.block;
+        self.block = self.done;
+        if !is_first {
+            self.of = self.done + each * (more + 1) + self.later;
+        }
+    }
+
+    /// One begins: how many are done, and of how many.
+    const fn next(&mut self) -> (u64, u64) {
+        let done = self.done;
+        self.done += 1;
+        if self.of < self.done {
+            self.of = self.done;
+        }
+        (done, self.of)
+    }
 }
 
 /// Runs it. `progress` is told each step, as (done, of, what).
@@ -255,18 +295,6 @@ struct Bench<'a> {
 /// One sentence when nothing at all can be measured; what cannot be measured alone is in the report's `skipped`.
 pub fn run(options: &Options, progress: &mut dyn FnMut(u64, u64, &str)) -> Result<Report, String> {
     let effort = options.common.effort;
-    let each = Series::ALL.len() as u64;
-    let steps = |part: Part| match part {
-        Part::Latency => {
-            let points = effort.sizes().into_iter().map(|value| loads(value).len() as u64);
-            part.rounds(effort) * each * points.sum::<u64>()
-        }
-        // Once more at four threads: with a busy server.
-        Part::Threads => part.rounds(effort) * each * (effort.threads().len() as u64 + 1),
-        Part::Cleaning => Mix::PAPER_002.len() as u64,
-        Part::Bytes => 0,
-        Part::Peers => part.rounds(effort) * peerside::steps(),
-    };
     let mut bench = Bench {
         options,
         samples: Samples::in_parts(effort, &options.common.only),
@@ -281,7 +309,7 @@ pub fn run(options: &Options, progress: &mut dyn FnMut(u64, u64, &str)) -> Resul
         begin: Instant::now(),
         stores: 0,
         progress,
-        steps: (0, Part::ALL.into_iter().map(steps).sum()),
+        steps: Steps::default(),
     };
     // It is counted, and takes no time.
     bench.samples.next_part(Part::Bytes.name());
@@ -292,6 +320,8 @@ pub fn run(options: &Options, progress: &mut dyn FnMut(u64, u64, &str)) -> Resul
         let bars = |samples: &Samples| verdicts::bars(Seen { samples, effort, table1 }, &Part::ALL);
         bench.samples.settle(&bars)?;
     }
+    bench.steps =
+        Steps { later: Part::ALL.into_iter().map(|part| bench.planned(part)).sum(), ..Steps::default() };
     Part::ALL.into_iter().for_each(|part| bench.part(part));
     bench.pairs.clear();
     let (table1, cleaned, samples) = (&bench.table1, &bench.cleaned, &bench.samples);
@@ -327,6 +357,7 @@ pub fn run(options: &Options, progress: &mut dyn FnMut(u64, u64, &str)) -> Resul
 impl Bench<'_> {
     fn part(&mut self, part: Part) {
         self.samples.next_part(part.name());
+        self.steps.part(self.planned(part));
         match part {
             Part::Bytes => {}
             Part::Latency => self.latency(),
@@ -336,11 +367,29 @@ impl Bench<'_> {
         }
     }
 
+    /// How many steps a part has in any case.
+    fn planned(&self, part: Part) -> u64 {
+        let effort = self.options.common.effort;
+        let each = Series::ALL.len() as u64;
+        if !self.samples.wants_part(part.name()) {
+            return 0;
+        }
+        match part {
+            Part::Latency => {
+                let points = effort.sizes().into_iter().map(|value| loads(value).len() as u64);
+                part.rounds(effort) * each * points.sum::<u64>()
+            }
+            // Once more at four threads: with a busy server.
+            Part::Threads => part.rounds(effort) * each * (effort.threads().len() as u64 + 1),
+            Part::Cleaning => Mix::PAPER_002.len() as u64,
+            Part::Bytes => 0,
+            Part::Peers => part.rounds(effort) * peerside::steps(),
+        }
+    }
+
     fn step(&mut self, what: &str) {
-        // A part that goes on for a bar has more of them than it was known.
-        self.steps.1 = self.steps.1.max(self.steps.0 + 1);
-        (self.progress)(self.steps.0, self.steps.1, what);
-        self.steps.0 += 1;
+        let (done, of) = self.steps.next();
+        (self.progress)(done, of, what);
     }
 
     /// Whether another block of a part is to be measured.
@@ -353,7 +402,11 @@ impl Bench<'_> {
         let bars = |samples: &Samples| verdicts::bars(Seen { samples, effort, table1 }, &[part]);
         // What the words name was found out before.
         let goes_on = self.samples.another(part.rounds(effort), bars).unwrap_or_default();
-        self.blocks.insert(part.name(), self.samples.blocks());
+        let (blocks, rounds) = (self.samples.blocks(), part.rounds(effort));
+        self.blocks.insert(part.name(), blocks);
+        if goes_on {
+            self.steps.next_block(blocks <= 1, rounds - 1 - (blocks - 1) % rounds);
+        }
         for (series, pair) in &mut self.pairs {
             pair.renew().unwrap_or_else(|why| self.lost.add(series.name(), why));
         }
@@ -607,4 +660,35 @@ fn connecting(locations: usize) -> ConnectOptions {
     // What recipes cost is not asked of each server anew.
     let options = ConnectOptions::default().costs(CostSource::Fixed(Costs::PAPERS));
     options.patience(PATIENCE).locations(locations)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_that_are_left_are_those_of_the_part_and_of_parts_that_follow() {
+        let mut steps = Steps { later: 9, ..Steps::default() };
+        // Three blocks of two, and one more part of three.
+        steps.part(6);
+        for block in 0..3 {
+            steps.next_block(block == 0, 2 - block);
+            for _ in 0..2 {
+                let (done, of) = steps.next();
+                assert!(done < of && of == 9, "{done} of {of}");
+            }
+        }
+        // For a bar that is open one cell goes on, of which three blocks were planned too; it is not known yet that it is alone.
+        steps.next_block(false, 2);
+        assert_eq!(steps.next(), (6, 6 + 6 + 3));
+        steps.next_block(false, 1);
+        assert_eq!(steps.next(), (7, 7 + 2 + 3));
+        // It was decided; what follows has its own.
+        steps.part(3);
+        assert_eq!(steps.next(), (8, 11));
+        for _ in 0..5 {
+            steps.next();
+        }
+        assert_eq!(steps.next(), (14, 15));
+    }
 }

@@ -1,10 +1,11 @@
 //! The physical limits that benches hold ours against, each in one file: what the kernel, a disk and a core do with nothing of
-//! ours on them. Every bench has them from here, so that a limit means the same in all of them.
+//! ours on them; and what the engine takes with nothing under it. Every bench has them from here, so that a limit means the same in all of them.
 //!
 //! Sockets are connected, as our link's are, and the kernel chooses their ports, so that benches can run side by side.
 
 use std::time::{Duration, Instant};
 
+pub(crate) mod engine;
 pub(crate) mod file;
 pub(crate) mod memcpy;
 pub(crate) mod udp;

@@ -18,6 +18,7 @@ use self::plan::{Path, Work};
 use self::protocol::Test;
 use self::session::Session;
 use crate::effort;
+use crate::limits::engine::Engine;
 use crate::limits::memcpy::Memcpy;
 use crate::limits::udp;
 use crate::netns::NetworkPath;
@@ -51,7 +52,7 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
         plan.iter().flatten().filter_map(|work| if let Work::Ours(step) = work { Some(step) } else { None });
     steps.filter(|step| step.is_control()).for_each(|step| samples.control(&step.key()));
     let mut begins = BTreeMap::new();
-    let mut memcpy = Memcpy::new(ours::SIZE_MAX);
+    let (mut memcpy, mut engine) = (Memcpy::new(ours::SIZE_MAX), Engine::new());
     let mut run = Vec::new();
     while samples.another(rounds, |samples| plan::bars(samples, &options.paths))? {
         for (path, session) in &mut sessions {
@@ -71,6 +72,9 @@ pub fn run(options: &Options, mut progress: impl FnMut(u64, u64, &str)) -> Resul
                 }),
                 Work::Memcpy(size) => samples.burst(&plan::memcpy_key(*size), || {
                     memcpy.burst(*size, *size, Duration::from_millis(ms)).map(|rate| vec![rate])
+                }),
+                Work::Engine(size) => samples.burst(&plan::engine_key(*size), || {
+                    engine.burst(*size as u32, Duration::from_millis(ms))
                 }),
                 Work::Peer(peer) if !samples.wants_any(&peer.keys()) => Ok(()),
                 Work::Peer(peer) => match peer.program.missing() {

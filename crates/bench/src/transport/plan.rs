@@ -133,6 +133,8 @@ pub(super) enum Work {
     Ours(Step),
     /// Of memcpy, of so many bytes at a time.
     Memcpy(u64),
+    /// Of two engines without a link, which write so many bytes at a time.
+    Engine(u64),
     /// Of a peer.
     Peer(Run),
 }
@@ -142,6 +144,7 @@ impl Work {
         match self {
             Self::Ours(step) => step.words(),
             Self::Memcpy(size) => format!("memcpy {}", crate::report::bytes(*size)),
+            Self::Engine(size) => format!("{ENGINE} write {}", crate::report::bytes(*size)),
             Self::Peer(run) => run.words(),
         }
     }
@@ -149,10 +152,16 @@ impl Work {
 
 /// All of a round, in groups that stay together: ours, and behind it what bounds it and what it is compared with.
 pub(super) fn work(wanted: &[String]) -> Vec<Vec<Work>> {
+    // Once a block is enough.
+    let is_bare = |path: &Path| matches!(path.carrier(), Carrier::BareUdp | Carrier::BareXdp);
+    let first_bare = paths(wanted).into_iter().find(is_bare);
     let group = |step: Step| {
         let mut work = vec![Work::Ours(step)];
         if (step.path, step.test) == (Path::Shm, Test::WriteStream) {
             work.push(Work::Memcpy(step.size));
+        }
+        if (Some(step.path), step.test, step.size) == (first_bare, Test::Ping, 64) {
+            work.push(Work::Engine(step.size));
         }
         let beside = |(test, run): &(Test, Run)| (*test, run.size) == (step.test, step.size);
         work.extend(peers(step.path).into_iter().filter(beside).map(|(_, run)| Work::Peer(run)));
@@ -246,6 +255,14 @@ pub(super) fn memcpy_key(size: u64) -> Key {
     Key { op: "write".into(), x: size, series: "memcpy".into(), metric: Metric::Throughput }
 }
 
+/// Two engines in memory, without a link.
+const ENGINE: &str = "engine alone";
+
+/// The key of what the engines cost by themselves, which is a part of each round trip.
+pub(super) fn engine_key(size: u64) -> Key {
+    Key { op: "write".into(), x: size, series: ENGINE.into(), metric: Metric::Latency }
+}
+
 /// What is asked of the paths that are measured.
 pub(super) fn bars(samples: &Samples, wanted: &[String]) -> Vec<Bar> {
     use Path::{BareUdpLo, BareUdpVeth, BareXdpVeth, Shm, UdpLo, UdpVeth, XdpVeth};
@@ -271,6 +288,15 @@ pub(super) fn bars(samples: &Samples, wanted: &[String]) -> Vec<Bar> {
     ] {
         let found = samples.ratio(&key(paths[0], ours, size), &key(paths[1], bare, size));
         ask(&paths, name, found, sense, limit);
+    }
+    // What is missed of the bars of round trips although these hold is no work of the engine: it is caches and hand-overs.
+    for (name, bare, limit) in [
+        ("the engine alone, 64 B WRITE / bare UDP loopback round trip", BareUdpLo, 0.25),
+        ("the engine alone, 64 B WRITE / bare UDP veth round trip", BareUdpVeth, 0.25),
+        ("the engine alone, 64 B WRITE / bare AF_XDP veth round trip", BareXdpVeth, 0.3),
+    ] {
+        let found = samples.ratio(&engine_key(64), &key(bare, Test::Ping, 64));
+        ask(&[bare], name, found, Sense::AtMost, limit);
     }
     let ucx = put_bw(UCX_TCP, 64 << 10).throughput_key();
     let found = samples.ratio(&key(UdpLo, Test::WriteStream, 64 << 10), &ucx);
@@ -310,6 +336,7 @@ mod tests {
             let values = match work {
                 Work::Ours(step) => vec![(step.key(), 1.0)],
                 Work::Memcpy(size) => vec![(memcpy_key(size), 1.0)],
+                Work::Engine(size) => vec![(engine_key(size), 1.0)],
                 Work::Peer(run) => {
                     run.values(&Figures { percentile_us: Some(1.0), mean_us: 1.0, gbytes_s: 1.0 })
                 }
@@ -324,6 +351,15 @@ mod tests {
     }
 
     #[test]
+    fn a_path_that_is_measured_alone_has_the_engine_beside_it() {
+        for (path, times) in [("udp-lo", 1), ("xdp-veth", 1), ("shm", 0)] {
+            let all = work(&[path.to_owned()]);
+            let engines = all.iter().flatten().filter(|work| matches!(work, Work::Engine(_)));
+            assert_eq!(engines.count(), times, "{path}");
+        }
+    }
+
+    #[test]
     fn what_is_compared_stands_together() {
         let all = work(&[]);
         let behind = |ours: &str, other: &str| {
@@ -333,6 +369,7 @@ mod tests {
             assert!(words.iter().any(|words| words == other), "no {other} behind {ours}: {words:?}");
         };
         behind("remanence/shm write 1M", "memcpy 1M");
+        behind("bare/udp-lo ping 64", "engine alone write 64");
         behind("remanence/udp-lo ping-pong 64", "ucx/tcp ucp_put_lat 64");
         behind("remanence/udp-lo ping-pong 64", "libfabric/udp;ofi_rxd pingpong 64");
         behind("remanence/shm ping-pong 64", "ucx/posix,cma ucp_put_lat 64");

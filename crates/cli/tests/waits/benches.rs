@@ -88,7 +88,7 @@ fn transport_measures_what_passes_between_two_hosts() {
         return;
     }
     let report = bench("transport", &["--path", "udp-veth", "--path", "xdp-veth"], None);
-    assert_eq!(report["bars"].as_array().map(Vec::len), Some(6));
+    assert_eq!(report["bars"].as_array().map(Vec::len), Some(8));
     assert_eq!(report["skipped"], serde_json::json!([]), "something was left out");
 }
 
