@@ -297,24 +297,7 @@ impl<S: Query> Service<S> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[derive(Default, PartialEq, Eq, Debug)]
-    struct Sum(u64);
-
-    impl StateMachine for Sum {
-        fn apply(&mut self, command: &[u8]) -> Vec<u8> {
-            self.0 += u64::from(command[0]);
-            self.snapshot()
-        }
-
-        fn snapshot(&self) -> Vec<u8> {
-            self.0.to_le_bytes().to_vec()
-        }
-
-        fn restore(snapshot: &[u8]) -> Result<Self, Malformed> {
-            Reader::new(snapshot).u64_le().map(Self)
-        }
-    }
+    use crate::replicated::sessions::tests::Sum;
 
     impl Query for Sum {
         fn query(&self, question: &[u8]) -> Vec<u8> {

@@ -270,11 +270,12 @@ impl<S: StateMachine> State<S> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
+    /// A sum, to which each command adds its first byte.
     #[derive(Default, PartialEq, Eq, Debug)]
-    struct Sum(u64);
+    pub(crate) struct Sum(pub(crate) u64);
 
     impl StateMachine for Sum {
         fn apply(&mut self, command: &[u8]) -> Vec<u8> {
