@@ -221,7 +221,7 @@ impl Client {
             }
             if attempts % self.hosts.len() == 0 {
                 reconnect.failed(Instant::now());
-                reconnect.due(face, &mut self.timer).await;
+                reconnect.due(face, &mut self.timer, until).await;
             }
         }
     }

@@ -90,9 +90,15 @@ impl Reconnect {
         }
     }
 
-    /// Waits as it says until an attempt is due, which is under way then. One that was under way before was given up by whoever made it.
-    pub async fn due(&mut self, face: Face, timer: &mut Timer) {
-        if let Some(until) = self.deadline() {
+    /// Until when the next attempt is waited for, by somebody who waits no longer than that.
+    fn rests(&self, limit: Instant) -> Option<Instant> {
+        self.deadline().map(|until| until.min(limit))
+    }
+
+    /// Waits as it says until an attempt is due, but not beyond `limit`; it is under way then. One that was under way before was given up by whoever
+    /// made it.
+    pub async fn due(&mut self, face: Face, timer: &mut Timer, limit: Instant) {
+        if let Some(until) = self.rests(limit) {
             match face {
                 Face::Thread => std::thread::sleep(until.saturating_duration_since(Instant::now())),
                 Face::Task => timer.over(until).await,
@@ -179,6 +185,8 @@ mod tests {
             reconnect.failed(now);
             let until = reconnect.deadline().expect("it waits for its time");
             longest = longest.max(until - now);
+            assert_eq!(reconnect.rests(until + MS), Some(until));
+            assert_eq!(reconnect.rests(now), Some(now), "who waits has a limit");
             assert!(!reconnect.begins(until - MS / 1000), "it is left alone until then");
             assert!(reconnect.begins(until));
             now = until;
